@@ -38,6 +38,7 @@ from composable.algorithms import (
     MixUp,
     SelectiveBackprop,
     StochasticDepth,
+    WholeLoss,
 )
 from composable.callbacks import EarlyStopper, SpeedMonitor, ThresholdStopper
 from composable.core.logger import Logger
@@ -346,6 +347,11 @@ RUNS: dict[str, dict[str, Build]] = {
     ),
     "plateau": scheduled(partial(ReduceLROnPlateau, patience=0, threshold=1.0)),
     "accumulation": {"grad_accum": lambda: 3},
+    "loss of the whole, in parts": {
+        **combination(WholeLoss(), EMA("2ba")),
+        "grad_accum": lambda: 3,
+        "optimizers": lambda: adam,
+    },
     "batches that make one step": {
         "accumulate_batches": lambda: 2,
         "loader": lambda: with_generator(shuffle=True),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from composable import Callback
+from composable.algorithms import EMA, MixUp, WholeLoss
 from composable.callbacks import CheckpointSaver, ExportForInference, GradientNoise
 from composable.core.destination import LoggerDestination
 from composable.distributed import DDP, FSDP2, DeepSpeed, Processes
@@ -21,7 +22,7 @@ from composable.loggers import JSONLinesLogger
 from composable.replay import DryRunOptions
 from composable.runs.recorder import RunRecorder
 from composable.trainer.options import TrainerOptions
-from tests.support import parallel_messages, parallel_runs
+from tests.support import fake_deepspeed, parallel_messages, parallel_runs
 from tests.support.cases import ROOT
 from tests.support.derived_strategies import Sharding
 from tests.support.processes import attempt, by_options, run
@@ -139,3 +140,37 @@ def test_every_process_names_a_weight_that_is_not_finite_in_the_part_of_one():
     for failed in attempt(fit, 2, {**options, "metrics": {}}):
         assert failed.kind == "NonFiniteLossError"
         assert "weights of the model were not finite when training began" in failed.message
+
+
+# --- an engine that owns gradients and steps, as that of DeepSpeed does ---
+
+
+fit_with_deepspeed = partial(by_options, fake_deepspeed.fit)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_is_that_of_ddp_and_is_resumed(size, tmp_path):
+    options = {
+        "model": parallel_runs.plain_net,
+        "grad_accum": 2,
+        "loss_mean_over": "examples",
+        "algorithms": [MixUp(), EMA(half_life="2ba")],
+    }
+    expected = run(fit, size, {**options, "parallel": DDP(shards=2)})[0]
+    whole = run(fit_with_deepspeed, size, options)
+    stopping = {"callbacks": [parallel_runs.SignalAt(4, 0)], "folder": str(tmp_path)}
+    stopped = run(fit_with_deepspeed, size, {**options, **stopping})[0]
+    resumed = run(fit_with_deepspeed, size, {**options, "folder": str(tmp_path)})
+    assert whole[0]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert stopped["ended"] == "preempted"
+    assert {one["weights"] for one in (*whole, *resumed)} == {whole[0]["weights"]}
+
+
+def test_the_loss_of_the_whole_is_that_of_ddp():
+    options = {"model": parallel_runs.plain_net, "grad_accum": 2, "algorithms": [WholeLoss()]}
+
+    expected = run(fit, 2, {**options, "parallel": DDP(shards=2)})[0]
+
+    found, other = run(fit_with_deepspeed, 2, options)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["weights"] == other["weights"]

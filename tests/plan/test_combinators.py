@@ -9,6 +9,7 @@ from composable import (
     IdleAlgorithmWarning,
     Plan,
     Stage,
+    always,
     anneal,
     chain,
     choose,
@@ -191,3 +192,26 @@ def test_parts_that_listen_to_both_events_of_a_pair_run_in_reverse_at_the_second
     make_trainer(algorithms=algorithms, max_duration="1ba").fit()
 
     assert ran == ["b", "a", "a", "b"]
+
+
+# --- how deep ---
+
+
+KINDS = {
+    "when": lambda inner: when(always, inner),
+    "every": lambda inner: every("1ba", inner),
+    "during": lambda inner: during("0ba", "1dur", inner),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hundred_are_the_limit(kind):
+    algorithm = LabelSmoothing(0.1)
+    for _ in range(100):
+        algorithm = KINDS[kind](algorithm)
+
+    # Words of more than 50 letters are broken.
+    assert "LabelSmoothing" in "".join(Plan.compile([algorithm]).explain().split())
+    make_trainer(algorithms=algorithm, max_duration="1ba").fit()
+    with pytest.raises(ValueError, match="at most 100 deep"):
+        KINDS[kind](algorithm)

@@ -1,5 +1,6 @@
 """The order of algorithms and callbacks, and the description of a plan."""
 
+import random
 import re
 
 import attrs
@@ -16,8 +17,10 @@ from composable import (
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
-from composable.loggers import InMemoryLogger, JSONLinesLogger
+from composable.loggers import InMemoryLogger
 from composable.plan.dispatch import Dispatcher
+from composable.plan.ordering import topological_sort
+from tests.support.algorithm_cases import ALGORITHMS
 from tests.support.models import linear
 
 
@@ -201,41 +204,57 @@ def test_algorithms_of_other_stages_fields_or_events_do_not_conflict(first, seco
     Plan.compile([first, second])  # warnings are errors in these tests
 
 
-@pytest.mark.parametrize(
-    ("argument", "given", "message"),
-    [
-        (
-            "algorithms",
-            [MixUp],
-            r"contains the class MixUp; pass an instance, MixUp\(\)",
-        ),
-        ("algorithms", [Callback()], r"is a callback; pass it in callbacks=\[...\]"),
-        ("algorithms", InMemoryLogger(), r"a callback; pass it in loggers=\[...\]"),
-        ("algorithms", ["MixUp"], "algorithms contains 'MixUp'; pass an Algori"),
-        ("algorithms", "MixUp", "algorithms contains 'MixUp'; pass an Algorithm"),
-        ("callbacks", [MixUp], r"callbacks contains the class MixUp; pass an instance, MixUp\(\)"),
-        ("callbacks", [Logger], r"callbacks contains the class Logger; pass an instance"),
-        ("callbacks", [MixUp()], r"an algorithm; pass it in algorithms=\[...\]"),
-        ("callbacks", InMemoryLogger(), r"a logger; pass it in loggers=\[...\]"),
-        ("callbacks", [3], "callbacks contains 3; pass a Callback, or a function"),
-        ("loggers", [Callback()], "loggers contains .* instance of LoggerDestination"),
-        (
-            "loggers",
-            [JSONLinesLogger],
-            r"the class JSONLinesLogger, and .*failed: .*'path'.*; pass",
-        ),
-        ("loggers", [Callback], r"loggers contains the class Callback; pass an instance"),
-        ("loggers", "stdout", "loggers contains 'stdout'; pass an instance of"),
-    ],
-)
-def test_rejects_what_belongs_in_another_list(argument, given, message):
-    with pytest.raises(TypeError, match=message):
-        Plan.compile(**{argument: given})
-
-
 def test_an_algorithm_that_does_not_implement_apply_is_told_so():
     class Lazy(Algorithm):
         pass
 
     with pytest.raises(NotImplementedError, match=r"Lazy must implement apply\(event, state\)"):
         Lazy()(Event.INIT, State(linear()))
+
+
+# --- the algorithms of the library ---
+
+
+ORDER = [  # one line per stage
+    *("ProxyFilter", "SelectiveBackprop"),
+    *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
+    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "PairedAugment", "RandAugment"),
+    *("RandomTranslation", "TTA"),
+    *("SnapshotDistillation", "CutMix", "MixUp", "PrefixTokens"),
+    "LabelSmoothing",
+    # They come before the surgeries that would replace their layers.
+    *("AttentionOutputGate", "Dropout", "ExclusiveSelfAttention", "GatedLinearUnits"),
+    *("GhostBatchNorm", "GyroDropout", "InitializeConvolutions", "InitializeProjections"),
+    *("NGramEmbeddings", "PartialKeyOffset", "QKNorm", "Rotary", "SkipConnections", "Smear"),
+    *("SoftcapLogits", "SplitHead", "SquaredReLUs", "StochasticDepth", "ValueEmbeddings"),
+    *(
+        "ValueResidual",
+        "WhitenedFirstLayer",
+        "Factorize",
+        "BlurPool",
+        "SqueezeExcite",
+        "WeightStandardization",
+    ),
+    "WindowWarmup",
+    "ChannelsLast",
+    *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
+    *("GradientClipping", "LayerFreezing", "SAM"),
+    *("EMA", "SWA"),
+    *("ActivationCheckpointing", "NoOpModel", "WholeLoss"),
+]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_algorithms_run_in_the_order_of_their_stages_and_names(seed):
+    listed = random.Random(seed).sample([case.example for case in ALGORITHMS], len(ALGORITHMS))
+
+    assert [algorithm.name for algorithm in topological_sort(listed)] == ORDER
+
+
+def test_batch_is_augmented_then_mixed_and_weights_are_averaged_after_the_step():
+    at = {case.name: case.example.events for case in ALGORITHMS}
+
+    assert Event.AFTER_DATALOADER in at["RandAugment"]
+    assert Event.BEFORE_TRAIN_BATCH in at["MixUp"]
+    assert Event.BEFORE_OPTIMIZER_STEP in at["GradientClipping"]
+    assert Event.BATCH_END in at["EMA"]

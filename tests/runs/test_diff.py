@@ -2,9 +2,13 @@
 
 import json
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from composable.checkpoint import DamagedCheckpointError
 from composable.checkpoint.compare import describe_difference, digest, mismatched, same_bits
@@ -12,6 +16,7 @@ from composable.checkpoint.manifest import STATE, TENSORS
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import diff_runs
+from composable.runs.records import STEPS, read_steps
 from tests.runs.test_replay import Nudges, build, edit_line
 from tests.support.data import batches, examples
 from tests.support.models import mlp
@@ -206,3 +211,29 @@ def test_tensors_of_the_model_are_compared_first():
     a = torch.tensor([1.0, 2.0])
     found = list(mismatched({"memory/x": a, "state/model/y": a, "z": a}, {"z": a.clone()}))
     assert found == ["state/model/y", "memory/x"]
+
+
+# --- rows ---
+
+
+VALUES = st.one_of(
+    st.floats().map(float.hex),
+    st.sampled_from(["0x1p0", "1", " 0x1.8p+1", "nan", "inf", "infinity", "ab12", "0X1.8P+1"]),
+    st.text(),
+    st.none() | st.booleans() | st.lists(st.none()),
+    st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False),
+)
+NAMES = st.text().filter(lambda name: name not in ("batch", "epoch", "loss"))
+
+
+@given(st.dictionaries(st.integers(0, 2**53), st.dictionaries(NAMES, VALUES)))
+def test_rows_are_restored_exactly(values):
+    values = {batch: {"loss": None, **line} for batch, line in values.items()}
+    lines = [{"batch": batch, "epoch": 0, **line} for batch, line in values.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, STEPS)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows = read_steps(Path(folder)).trained
+
+    assert dict(rows) == values
+    assert repr(dict(rows)) == repr(values)

@@ -5,10 +5,12 @@ import warnings
 
 import pytest
 
+from composable import Event
 from composable.core.time import Timestamp
 from composable.runs import RunRecorder, records
 from composable.runs.events import EVENTS, EventLog
 from composable.runs.shown_warnings import ShownWarnings
+from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
 
@@ -47,12 +49,10 @@ def test_a_second_run_in_the_folder_keeps_the_events_of_the_first(tmp_path):
 
 
 def test_the_end_of_a_run_has_its_error(tmp_path):
-    def fail(event, state, logger):
-        if event.value == "epoch_end":
-            raise KeyError("lost")
-
     with pytest.raises(KeyError):
-        make_trainer(save_folder=tmp_path, callbacks=fail).fit()
+        make_trainer(
+            save_folder=tmp_path, callbacks=Raise(KeyError("lost"), Event.EPOCH_END, 3)
+        ).fit()
 
     assert events(tmp_path)[-1]["error"].startswith("KeyError: ")
     assert events(tmp_path)[-1]["batch"] == 3
@@ -67,14 +67,6 @@ def test_a_line_that_a_killed_process_left_is_ended(tmp_path):
     first, last = (tmp_path / EVENTS).read_text().splitlines()
     assert first == '{"event": "ti'
     assert json.loads(last)["batch"] == 3
-
-
-def test_equal_runs_have_equal_steps_whatever_their_times(tmp_path):
-    for name in "ab":
-        make_trainer(save_folder=tmp_path / name).fit()
-
-    first, second = ((tmp_path / name / records.STEPS).read_bytes() for name in "ab")
-    assert first == second
 
 
 def test_a_folder_that_cannot_be_written_is_the_error_and_not_its_report(tmp_path):

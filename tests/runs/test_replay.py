@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from composable import Callback, LoggerDestination, register_global_callback, replay
+from composable import Callback, Event, LoggerDestination, register_global_callback, replay
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver, UnsavedCheckpointWarning
 from composable.checkpoint.manifest import STATE
@@ -20,12 +20,14 @@ from composable.cli import main
 from composable.data.order import ReplayedBatchesWarning
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
-from composable.replay import ReplayError
+from composable.replay import ReplayError, _Script
 from composable.runs import RunRecorder, records
 from composable.runs import recorder as run_recorder
+from composable.runs.environment import hash_file
 from tests.support.commands import Command
 from tests.support.data import batches, shuffling_loader, stream
 from tests.support.models import mlp
+from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cosine is measured in epochs")  # of a stream
@@ -75,15 +77,9 @@ def edit_record(folder, **changes):
     path.write_text(json.dumps(body))
 
 
-class Breaks(Callback):
-    """Interrupts a run in the middle of a step."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def after_train_batch(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            raise RuntimeError("the machine is gone")
+def breaks(batch):
+    """Interrupt a run in the middle of a step."""
+    return Raise(RuntimeError("the machine is gone"), Event.AFTER_TRAIN_BATCH, batch)
 
 
 class Nudges(Callback):
@@ -159,6 +155,7 @@ def fit_from_another_folder(folder):
     [
         (lambda folder: build(folder, seed=None).fit(), range(15), [2]),
         (lambda folder: build(folder, stream(20)).fit(), range(15), [9]),
+        (lambda folder: build(folder, accumulate_batches=2).fit(), range(9), [5]),
         (fit_in_parts, range(12), [2, 5, 7, 8, 11]),
         (fit_from_another_folder, range(8, 15), [9]),
     ],
@@ -196,7 +193,7 @@ def test_the_record_of_a_resumed_run_is_that_of_an_uninterrupted_one(tmp_path):
     build(tmp_path / "whole").fit()
     cut = tmp_path / "cut"
     with pytest.raises(RuntimeError):
-        build(cut, callbacks=[Breaks(6)]).fit()
+        build(cut, callbacks=breaks(6)).fit()
     assert max(records.read_steps(cut).trained) == 5
     build(cut, autoresume=True).fit()
 
@@ -292,7 +289,7 @@ def test_a_trainer_that_was_built_before_the_replay_writes_nothing(tmp_path):
             lambda f: build(f, max_duration="2ba", schedulers=None).fit(),
             *(3, ReplayError, "ended before batch 3, after batch 1"),
         ),
-        (lambda f: build(f, callbacks=[Breaks(5)]).fit(), 6, RuntimeError, "the machine is gone"),
+        (lambda f: build(f, callbacks=breaks(5)).fit(), 6, RuntimeError, "the machine is gone"),
     ],
 )
 def test_training_that_cannot_be_replayed_is_an_error(tmp_path, train, batch, error, message):
@@ -551,3 +548,40 @@ def test_the_command_replays_in_a_process_of_its_own(script, tmp_path):
     assert (status, errors) == (0, "")
     assert "from checkpoint ep0-ba4" in printed
     assert "bit-identical" in printed
+
+
+# --- what a replay runs and prints, whatever a record says ---
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name in ("named", "other"):
+        (tmp_path / name).mkdir()
+        text = f"open({str(tmp_path / name / 'ran')!r}, 'w').close()"
+        (tmp_path / name / "replayed_module.py").write_text(text)
+    return tmp_path
+
+
+def recorded(folders, cwd, *arguments):
+    path = folders / "named" / "replayed_module.py"
+    digest = hash_file(path)
+    return _Script(str(path), digest, "replayed_module", list(arguments), str(folders / cwd))
+
+
+def test_runs_the_module_that_is_the_named_script(folders):
+    recorded(folders, "named").run()
+
+    assert (folders / "named" / "ran").exists()
+
+
+def test_rejects_a_module_that_is_another_file(folders):
+    with pytest.raises(ReplayError, match=r"replayed_module is .*other.*, and not the recorded"):
+        recorded(folders, "other").run()
+
+    assert not (folders / "other" / "ran").exists()
+
+
+def test_prints_the_command_without_control_characters(folders):
+    text = str(recorded(folders, "named", "\x1b[2J", "a b"))
+
+    assert text.startswith("python -m replayed_module '\\x1b[2J' 'a b' (")

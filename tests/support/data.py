@@ -87,9 +87,12 @@ def stream(count: int = 10, size: int = 4, **options: Any) -> Stream:
     return Stream(batches(count, size, **options))
 
 
-def shuffling_loader(count: int = 10, size: int = 4, **options: Any) -> DataLoader[Any]:
+def shuffling_loader(
+    count: int = 10, size: int = 4, generator: torch.Generator | None = None, **options: Any
+) -> DataLoader[Any]:
     """Build a DataLoader that shuffles; its last batch may be short."""
-    return DataLoader(TensorDataset(*examples(count, **options)), batch_size=size, shuffle=True)
+    data = TensorDataset(*examples(count, **options))
+    return DataLoader(data, batch_size=size, shuffle=True, generator=generator)
 
 
 class NoisyExamples(Dataset[Any]):

@@ -51,9 +51,7 @@ LOADERS = {
     "list": partial(batches, COUNT),
     "shuffled": partial(shuffling_loader, COUNT),
     "noisy": partial(noisy_loader, COUNT),
-    "generator": lambda: DataLoader(
-        shuffling_loader(COUNT).dataset, 4, shuffle=True, generator=torch.Generator().manual_seed(3)
-    ),
+    "generator": lambda: shuffling_loader(COUNT, generator=torch.Generator().manual_seed(3)),
     "stateful stream": lambda: DataLoader(Rows(), 4),
     "stream": partial(stream, COUNT),
     "workers": lambda: DataLoader(noisy_loader(COUNT).dataset, 4, shuffle=True, num_workers=1),

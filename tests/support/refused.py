@@ -20,7 +20,33 @@ from tests.support.tensors import noise, uniform
 Row = tuple[str, str, Sequence[Any], str]
 FLAG, TIME, MODE, LIST = "True or False", "greater than 0", "'min', 'max' or None", "a list of "
 ABOVE, AT_LEAST_0, AT_LEAST_1 = "greater than 0|above 0", "at least 0", "at least 1"
-NO_SIZE, WEIGHT = (0, -1, 1.5, True), nn.Parameter(torch.ones(2))
+NO_SIZE, NO_NUMBER = (0, -1, 1.5, True), ("1ep", True, None, torch.tensor(1.0), nan)
+WEIGHT = nn.Parameter(torch.ones(2))
+
+MUST_BE = "must be|must not be|'10ep'|is out of range: use|invalid time"
+OF_TRAINER: Mapping[str, Sequence[Any]] = {
+    "model": [3],
+    "loss_fn": [3],
+    "count_tokens": [3],
+    "train_dataloader": [3, "mnist"],
+    "eval_dataloader": [3],
+    "input_key": [1.5],
+    "target_key": [1.5],
+    "batch_layout": ["rows"],
+    "max_duration": [1.5, "soon", 0, "1dur"],
+    "eval_interval": [1.5, "soon", 0],
+    "log_interval": [None, "often", "0ba", "1iter"],
+    "iteration_length": ["soon", "2ba", 0],
+    "grad_accum": [2.0, True, 0],
+    "accumulate_batches": [0, -1, 2.0, None],
+    "microbatch_size": ["4", -1],
+    "loss_mean_over": ["words", 3],
+    "nonfinite_loss": ["stop"],
+    "seed": [1.5, "17", -1],
+    "device": ["tpu", "meta", 1.5],
+    "metrics": [["accuracy"], lambda outputs, targets: 0],
+    "load_ignore_keys": [3],
+}
 
 ROWS: Sequence[Row] = [
     # callbacks
@@ -94,6 +120,23 @@ ROWS: Sequence[Row] = [
     ("Trainer", "epoch_batches", NO_SIZE, AT_LEAST_1),
     ("TokenFiles", "length", [0, -1, 2.0, True], ""),
     ("TokenFiles", "rows", [0, -1, 2.0, True], ""),
+    # runs
+    *(("Trainer", name, values, MUST_BE) for name, values in OF_TRAINER.items()),
+    ("Trainer", "precision", ["amp_int8", torch.bfloat16, None], "must be one of 'fp32', 'tf32', "),
+    ("Trainer", "precision", ["bf16-mixed"], r"\(this is 'amp_bf16' here\)"),
+    ("Trainer", "precision", ["tf32"], "needs an NVIDIA GPU, and device is 'cpu'; use 'fp32'"),
+    ("Trainer", "compile", [1, "yes"], "must be True, False, or a mapping"),
+    ("Trainer", "compile", [{"mode": 3}], "'mode': 3"),
+    ("Trainer", "compile", [{"options": {"speed": 1}}], "speed"),
+    ("Trainer", "compile", [{"options": 3}], "'options': 3"),
+    ("Trainer", "compile", [{"backend": 3}], "'backend': 3"),
+    ("Trainer", "compile", [{"fullgraph": "yes"}], "'fullgraph': 'yes'.*True or False"),
+    ("Trainer", "compile", [{"dynamic": 2}], "'dynamic': 2.*True, False or None"),
+    ("Precision", "initial_scale", [0.0, inf], ""),
+    ("Precision", "growth_factor", [1], ""),
+    ("Precision", "backoff_factor", [1.0], ""),
+    ("Precision", "growth_interval", [0], ""),
+    ("Evaluator", "label", [3], r"label=3 must be a non-empty str, as in Evaluator\('te"),
     # loggers
     ("JSONLinesLogger", "flush_interval", [0, 1.5, "100", None], AT_LEAST_1),
     ("ProgressBarLogger", "bars", [["test"]], r"bars\[0\]='test' must be one of \['train'"),
@@ -167,6 +210,18 @@ ROWS: Sequence[Row] = [
     ("with_lookahead", "decay", [1.5], ""),
     ("with_lookahead", "interval", [0], ""),
     # schedules
+    *(
+        (name, argument, NO_NUMBER, rf"{argument}=.* must be (finite|a number\. Pas)")
+        for name, argument in [
+            *(("constant", "alpha"), ("linear", "alpha_i"), ("linear", "alpha_f")),
+            *(("cosine", "alpha_f"), ("step", "gamma")),
+        ]
+    ),
+    ("step", "step_size", ["0ba"], "step_size='0ba' must be positive"),
+    ("step", "step_size", ["often"], "invalid time 'often'"),
+    ("linear", "duration", ["late"], "invalid time 'late'"),
+    ("cosine", "warmup", [1.5], "warmup=1.5: A time must be .* got 1.5"),
+    ("constant", "warmup", ["5"], "invalid time '5'"),
     ("StepScheduler", "step_size", ["soon"], ""),
     ("CosineAnnealingScheduler", "t_max", ["soon"], ""),
     ("LinearWithWarmupScheduler", "t_warmup", ["soon"], ""),
@@ -194,6 +249,7 @@ ROWS: Sequence[Row] = [
     ("scaling_rule", "base", [0], ""),
     ("scaling_rule", "power", [-1.0], ""),
     # the plan
+    ("Plan.compile", "loggers", ["stdout"], "loggers contains 'stdout'; pass an instance of"),
     *(("Plan.timeline", "max_duration", [x], "the duration of a") for x in ("0.5dur", "0ep")),
     ("Plan.timeline", "max_duration", ["soon"], "invalid time"),
     ("Plan.timeline", "epoch_length", [0], AT_LEAST_1),
@@ -218,6 +274,15 @@ TOGETHER: Sequence[tuple[str, Mapping[str, Any], str]] = [
         "seeded_batches",
         {"dataloader": [1, 2], "generators": [torch.empty(0)]},
         "generators has 1 states, but dataloader has 0",
+    ),
+    *(
+        ("Trainer", {"compile": given}, message)
+        for given, message in [
+            ({"speed": 1}, r"compile has the options \['speed'\]; it may have mode"),
+            ({"mode": "fast"}, "'mode': 'fast'.*default.*max-autotune"),
+            ({"mode": "default", "options": {"max_autotune": True}}, "Either mode or"),
+            ({"backend": "fast"}, "'backend': 'fast'.*list_backends"),
+        ]
     ),
     ("JSONLinesLogger", {"overwrite": True, "append": True}, "overwrite=True and append=True"),
     ("Muon", {"params": [{"params": [], "half": "sgd"}]}, "half='sgd' must be 'muon' or 'adamw'"),

@@ -3,11 +3,9 @@
 import attrs
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Algorithm, Control, Event, choose, replay
+from composable import Algorithm, Control, Event, choose
 from composable.algorithms import (
     EMA,
     SAM,
@@ -24,8 +22,8 @@ from composable.loggers import InMemoryLogger
 from composable.optim import cosine
 from composable.resume import ChangedRunWarning
 from composable.utils.reproducibility import preserve_rng
-from tests.support.data import IGNORED, batches, noisy_loader, stream
-from tests.support.models import CLASSES, FEATURES, mlp, same
+from tests.support.data import batches, noisy_loader, stream
+from tests.support.models import mlp, same
 from tests.support.observers import Asks, Trace, Watch
 from tests.support.runs import make_trainer, trained
 
@@ -79,50 +77,6 @@ def gradients(loader, **options):
         model, loader, optimizers=still, callbacks=watch, max_duration="1ep", **options
     ).fit()
     return watch.values
-
-
-@pytest.mark.parametrize("more", [{}, {"grad_accum": 2}, {"microbatch_size": 3}])
-def test_gradients_of_uneven_batches_are_those_of_one_batch(more):
-    sizes = [4, 1, 7, 2, 3]
-    whole = [sum(sizes[:3]), sum(sizes[3:])]
-
-    grouped = gradients(batches(sizes, dtype=DOUBLE), accumulate_batches=3, **more)
-    assert_close(grouped, gradients(batches(whole, dtype=DOUBLE)))
-
-
-class Tagger(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.score = nn.Linear(FEATURES, CLASSES, dtype=DOUBLE)
-
-    def forward(self, inputs):
-        return self.score(inputs).movedim(-1, 1)
-
-
-def test_tokens_of_batches_of_different_lengths_have_equal_weights():
-    model, torch_seed = Tagger(), torch.Generator().manual_seed(1)
-    loader = []
-    for count, length, padding in ((2, 5, 3), (3, 2, 0), (1, 7, 6)):
-        targets = torch.randint(CLASSES, (count, length), generator=torch_seed)
-        targets[0, :padding] = IGNORED
-        inputs = torch.randn(count, length, FEATURES, generator=torch_seed, dtype=DOUBLE)
-        loader.append((inputs, targets))
-    losses = [cross_entropy(model(x), y, reduction="sum") for x, y in loader]
-    tokens = sum((y != IGNORED).sum() for _, y in loader)
-    expected = torch.autograd.grad(sum(losses) / tokens, model.score.weight)[0]
-
-    watch = Watch(Event.AFTER_TRAIN_BATCH, read=lambda s: s.current_gradients()["score.weight"])
-    make_trainer(
-        model,
-        loader,
-        accumulate_batches=3,
-        loss_mean_over="tokens",
-        callbacks=watch,
-        max_duration="1ba",
-        count_tokens=lambda batch: int((batch[1] != IGNORED).sum()),
-    ).fit()
-    assert_close(watch.values[0], expected)
 
 
 def test_events_counts_and_schedule_are_those_of_steps():
@@ -217,16 +171,6 @@ def test_selected_examples_have_the_weight_of_what_is_left():
     assert watch.values == [[4, 2]]
 
 
-def test_a_recorded_step_is_replayed(tmp_path):
-    def train():
-        loader = noisy_loader(22)
-        options = {"save_folder": tmp_path, "save_interval": "2ba", "algorithms": MixUp()}
-        make_trainer(mlp(dropout=0.2), loader, accumulate_batches=2, **options).fit()
-
-    train()
-    assert replay(train, tmp_path, batch=4).same
-
-
 def test_batches_are_those_of_seeded_batches():
     watch = Watch(Event.AFTER_DATALOADER, read=lambda state: state.inputs)
     make_trainer(loader=noisy_loader(22), accumulate_batches=4, callbacks=watch).fit()
@@ -278,14 +222,6 @@ def test_a_group_has_no_input():
                 seen.append(state.inputs)
 
     make_trainer(accumulate_batches=2, callbacks=reads).fit()
-
-
-@pytest.mark.parametrize(
-    ("value", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (None, TypeError)]
-)
-def test_rejects_what_is_no_positive_integer(value, error):
-    with pytest.raises(error, match=f"accumulate_batches={value} must be"):
-        make_trainer(accumulate_batches=value)
 
 
 @attrs.frozen(repr=False)

@@ -10,13 +10,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from composable import Algorithm, Callback, Evaluator, Event, Trainer, chain, during
+from composable import Callback, Evaluator, Event, Trainer, chain, during
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import EarlyStopper
-from composable.loggers import ConsoleLogger, InMemoryLogger
-from composable.optim import MultiOptimizer, constant, cosine, linear, step
+from composable.core.logger import Logger
+from composable.loggers import ConsoleLogger, InMemoryLogger, JSONLinesLogger
+from composable.metrics import accuracy
+from composable.optim import MultiOptimizer, constant, cosine
 from composable.trainer.options import TrainerOptions
-from tests.support.data import Stream, batches
+from tests.support.data import Stream, batches, examples
 from tests.support.models import CLASSES
 from tests.support.models import linear as linear_model
 from tests.support.runs import make_trainer
@@ -36,44 +38,8 @@ def halves_of(optimizer):
     return [lambda p: optimizer([*p][:1]), lambda p: optimizer([*p][1:])]
 
 
-def declares(field, value):
-    """Build an algorithm that declares a field to be a value."""
-    return attrs.frozen(type("Odd", (Algorithm,), {field: value}))()
-
-
-# Values that are refused with the name of the argument, the value and what is allowed.
-REFUSED = {
-    "model": [3],
-    "loss_fn": [3],
-    "count_tokens": [3],
-    "train_dataloader": [3, "mnist", torch.zeros(3, 4)],
-    "eval_dataloader": [3],
-    "input_key": [1.5],
-    "target_key": [1.5],
-    "max_duration": [1.5, "soon", 0, "1dur"],
-    "eval_interval": [1.5, "soon", 0],
-    "log_interval": [None, "often", "0ba", "1iter"],
-    "iteration_length": ["soon", "2ba", 0],
-    "grad_accum": [2.0, True, 0],
-    "microbatch_size": ["4", -1],
-    "loss_mean_over": ["words", 3],
-    "nonfinite_loss": ["stop"],
-    "seed": [1.5, "17", -1],
-    "device": ["tpu", "meta", 1.5],
-    "metrics": [["accuracy"], lambda outputs, targets: 0],
-    "load_ignore_keys": [3],
-}
-ALLOWED = "must be|must not be|'10ep'|is out of range: use|invalid time"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values]
-)
-def test_invalid_value_is_rejected_with_the_name_of_its_argument(name, value):
-    shown = "<a tensor>" if isinstance(value, torch.Tensor) else re.escape(repr(value)[:9])
-
-    with pytest.raises((TypeError, ValueError), match=rf"{name}='?{shown}.*({ALLOWED})"):
-        make_trainer(**{name: value})
+def endless():
+    yield from batches(12)
 
 
 TYPES = [
@@ -85,7 +51,13 @@ TYPES = [
         {"train_dataloader": iter(batches(12))},
         "train_dataloader=.* is an iterator, which is exhaus",
     ),
+    ({"train_dataloader": torch.zeros(3, 4)}, "train_dataloader=<a tensor>.*must be"),
     ({"train_dataloader": (b for b in batches(12))}, "train_dataloader=.* after one epoch; pass"),
+    ({"train_dataloader": endless()}, "or the function that returns it"),
+    *(
+        ({"train_dataloader": one}, r"without arguments .* or a function \(key, step\) that")
+        for one in (lambda split: 0, lambda key, step, more: 0, linear_model(), min)
+    ),
     ({"eval_dataloader": iter(batches(12))}, "eval_dataloader=.* is an iterator"),
     ({"eval_dataloader": {"a": iter(())}}, "the dataloader of Evaluator 'a'=.* is an iterator"),
     ({"eval_dataloader": TWO}, "eval_dataloader mixes Evaluators with a list; pass Evaluators"),
@@ -94,16 +66,19 @@ TYPES = [
     ({"algorithms": [Callback()]}, r"a callback; pass it in callbacks=\[...\]"),
     ({"algorithms": [3]}, "algorithms contains 3; pass an Algorithm"),
     ({"algorithms": [lambda event, state: None]}, "apply returned None and must return a State: e"),
-    ({"algorithms": declares("events", {"batch_end"})}, r"Odd.events contains \{'batch_end'\} and"),
-    ({"algorithms": declares("events", "a")}, "Odd.events is 'a' and must be a set of members"),
-    ({"algorithms": declares("writes", {"w"})}, r"Odd.writes contains \{'w'\} and must be a set"),
-    ({"algorithms": declares("reads", {"w"})}, r"Odd.reads contains \{'w'\} and must be a set of"),
+    ({"algorithms": InMemoryLogger()}, r"a callback; pass it in loggers=\[...\]"),
+    ({"algorithms": "MixUp"}, "algorithms contains 'MixUp'; pass an Algorithm"),
+    ({"callbacks": [MixUp]}, r"callbacks contains the class MixUp; pass an instance, MixUp\(\)"),
+    ({"callbacks": [Logger]}, "callbacks contains the class Logger; pass an instance"),
+    ({"callbacks": [3]}, "callbacks contains 3; pass a Callback, or a function"),
     ({"callbacks": [MixUp()]}, r"an algorithm; pass it in algorithms=\[...\]"),
     ({"callbacks": InMemoryLogger()}, r"a logger; pass it in loggers=\[...\]"),
     ({"callbacks": EarlyStopper}, r"the class EarlyStopper, and .* failed: .*'monitor'; pass an"),
     ({"callbacks": InMemoryLogger}, r"a logger; pass it in loggers=\[...\]"),
     ({"loggers": [Callback()]}, "loggers contains .*instance of LoggerDestination"),
-    ({"loggers": Callback}, r"pass an instance, Callback\(\)"),
+    ({"loggers": Callback}, r"contains the class Callback; pass an instance, Callback\(\)"),
+    ({"loggers": [JSONLinesLogger]}, r"the class JSONLinesLogger, and .*failed: .*'path'.*; pass"),
+    ({"grad_accum": "auto"}, r"grad_accum='auto' .* microbatch_size='auto'"),
     ({"metrics": {"a": 3}}, r"metrics\['a'\]=3 must be a function \(outputs, tar"),
     ({"metrics": {"a": nn.L1Loss}}, r"metrics\['a'\]=<class .* must be a function"),
     ({"eval_dataloader": Evaluator("a", [0], metrics=3)}, "metrics=3 must be a mapping"),
@@ -229,11 +204,6 @@ def test_device_that_is_absent_is_rejected(device, reason, monkeypatch):
         make_trainer(device=device)
 
 
-def split(model, *kinds):
-    """Build optimizers of the weight and of the bias."""
-    return [kind([one], lr=0.1) for kind, one in zip(kinds, model.parameters(), strict=True)]
-
-
 def test_parameter_in_two_optimizers_is_named():
     model = linear_model()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([model.bias])]
@@ -244,7 +214,7 @@ def test_parameter_in_two_optimizers_is_named():
 
 def test_scheduler_factory_needs_one_optimizer():
     model = linear_model()
-    optimizers = split(model, torch.optim.SGD, torch.optim.SGD)
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]
 
     with pytest.raises(ValueError, match=r"schedulers contains .* exactly one optimizer, got 2: p"):
         make_trainer(model, optimizers=optimizers, schedulers=partial(StepLR, step_size=1))
@@ -323,11 +293,6 @@ def test_predict_needs_the_model_alone_and_eval_a_dataloader():
         trainer.eval()
 
 
-def test_label_of_an_evaluator_is_a_str():
-    with pytest.raises(TypeError, match=r"label=3 must be a non-empty str, as in Evaluator\('te"):
-        Evaluator(3, batches(12))
-
-
 # --- errors during training ---
 
 
@@ -357,7 +322,7 @@ def log_a_vector(event, state, logger):
     logger.log_metrics({"grad": torch.zeros(3)})
 
 
-INPUTS, TARGETS = batches(12)[0]
+INPUTS, LABELS = examples(8)[0], torch.arange(8) % CLASSES
 EACH = partial(cross_entropy, reduction="none")
 NO_COUNT = "count_tokens returned .* must return a nonnegative integer"
 NO_KEY = {"input_key": "x", "target_key": "label"}
@@ -370,12 +335,15 @@ TRAINING = [
     ({"train_dataloader": [{"x": INPUTS}], **NO_KEY}, ValueError, "_key='label' is not .*Pass"),
     ({"train_dataloader": [("a", "b")]}, ValueError, "inputs is a str, .* Check input_key"),
     (
-        {"train_dataloader": [(INPUTS, TARGETS[:3])], "grad_accum": 2},
+        {"train_dataloader": [(INPUTS, LABELS[:3])], "grad_accum": 2},
         ValueError,
-        r"batch\[1\] has 3 rows and the input has 4 examples.*train without grad_accum and",
+        r"batch\[1\] has 3 rows and the input has 8 examples.*train without grad_accum and",
     ),
     # the loss
-    ({"loss_fn": EACH}, ValueError, r"returned a tensor of shape \(4,\) .*such as loss\.mean\(\)"),
+    *(
+        ({"loss_fn": EACH, **split}, ValueError, r"loss_fn returned a tensor of shape \((4|2),\) ")
+        for split in ({}, {"grad_accum": 2})
+    ),
     ({"loss_fn": lambda o, t: 0.5}, TypeError, "loss_fn returned float and must return a tensor"),
     ({"loss_fn": lambda o, t: o.detach().sum()}, ValueError, "without a gradient.*not detached"),
     # functions that count, and schedules
@@ -411,42 +379,7 @@ def test_errors_during_training_describe_the_remedy(options, error, message):
         make_trainer(**options).fit()
 
 
-# --- schedules ---
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: step("0ba"), ValueError, "step_size='0ba' must be positive"),
-        (lambda: step("often"), ValueError, "step_size='often': invalid time 'often'"),
-        (lambda: linear(duration="late"), ValueError, "duration='late': invalid time 'late'"),
-        (lambda: cosine(warmup=1.5), TypeError, "warmup=1.5: A time must be .* got 1.5"),
-        (lambda: constant(warmup="5"), ValueError, "warmup='5': invalid time '5'"),
-        (lambda: cosine(0.1, "5ba"), TypeError, "positional argument"),
-    ],
-)
-def test_times_of_schedules_are_validated(build, error, message):
-    with pytest.raises(error, match=message):
-        build()
-
-
-@pytest.mark.parametrize("value", ["1ep", True, None, torch.tensor(1.0), float("nan")])
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [
-        (constant, "alpha"),
-        (linear, "alpha_i"),
-        (partial(linear, 1.0), "alpha_f"),
-        (cosine, "alpha_f"),
-        (partial(step, "1ep"), "gamma"),
-    ],
-)
-def test_multipliers_of_schedules_are_finite_numbers(build, name, value):
-    finite = f"{name}=nan must be finite"
-    with pytest.raises(
-        (TypeError, ValueError), match=rf"{finite}|{name}=.* must be a number\. Pas"
-    ):
-        build(value)
+# --- what is passed to the model and to functions ---
 
 
 @pytest.mark.parametrize(
@@ -492,3 +425,95 @@ def test_note_on_an_error_of_a_call_says_what_is_passed(model, options, note):
         ).fit()
 
     assert re.search(note, "\n".join(caught.value.__notes__))
+
+
+# --- errors about the data of a first run ---
+
+
+def fit(batch, loss_fn=cross_entropy, **options):
+    make_trainer(**{"train_dataloader": [batch], "loss_fn": loss_fn, **options}).fit()
+
+
+def told(error):
+    """Return all that an error prints; on Python 3.10 its notes are in its message."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+@pytest.mark.parametrize(
+    ("batch", "advice"),
+    [
+        ((INPUTS, LABELS.float()), r"targets of shape \(8,\) of torch.float32. .* labels.long\(\)"),
+        ((INPUTS, LABELS.int()), r"of torch.int32. .* return labels.long\(\)"),
+        ((INPUTS, LABELS[:, None]), r"targets of shape \(8, 1\) .* return labels.squeeze\(1\)"),
+        ((INPUTS, LABELS + 1), "labels are from 1 to 3, and the model has 3 outputs: number the c"),
+        ((INPUTS, LABELS - 1), "labels are from -1 to 1, and the model has 3 outputs"),
+        ((INPUTS, LABELS[:7]), r"outputs of shape \(8, 3\) .* and targets of shape \(7,\)"),
+        ((INPUTS.double(), LABELS), r"a tensor of torch.float64, and the .* inputs.float\(\)"),
+        (
+            (INPUTS.half(), LABELS.byte()),
+            "a tensor of torch.float16, and the weights are of torch.f",
+        ),
+        (((255 * INPUTS).byte(), LABELS), "a tensor of uint8, as images are stored"),
+        ((INPUTS.numpy(), LABELS.numpy()), r"torch.from_numpy\(array\)"),
+        ((INPUTS[:, :3], LABELS), "^mat1 and mat2 shapes cannot be multiplied [^\n]*$"),
+    ],
+)
+def test_an_error_about_the_data_says_what_to_change(batch, advice):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as caught:
+        fit(batch)
+
+    assert re.search(advice, told(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "advice"),
+    [
+        (1, LABELS.float(), r"return labels\[:, None\]\.$"),
+        (3, nn.functional.one_hot(LABELS, 3), r"return labels.float\(\)\.$"),
+        (3, torch.zeros(8, 2), r"targets of shape \(8, 2\) of torch.float32\.$"),
+    ],
+)
+def test_an_error_of_binary_targets_says_what_to_change(outputs, targets, advice):
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        fit((INPUTS, targets), nn.BCEWithLogitsLoss(), model=nn.Linear(4, outputs))
+
+    assert re.search(advice, told(caught.value))
+
+
+def test_a_result_that_no_evaluator_has_is_named_before_its_mode():
+    options = {"eval_dataloader": [(INPUTS, LABELS)], "metrics": {"accuracy": accuracy}}
+
+    with pytest.raises(ValueError, match="monitor='eval/acuracy' must be a result of an evaluat"):
+        fit((INPUTS, LABELS), callbacks=EarlyStopper("acuracy"), **options)
+    with pytest.raises(ValueError, match="save_best='eval/acuracy' must be a result of an evalua"):
+        fit((INPUTS, LABELS), save_best="acuracy", save_folder="unused", **options)
+
+
+def test_two_tensors_are_no_batches():
+    with pytest.raises(ValueError, match=r"a list of one pair, \[\(inputs, targets\)\]"):
+        make_trainer(loader=(INPUTS, LABELS)).fit()
+
+
+def test_a_loss_of_other_targets_gets_no_advice_on_class_indices():
+    with pytest.raises(RuntimeError) as caught:
+        fit(
+            (INPUTS, torch.zeros(8, 4)),
+            lambda outputs, targets: (outputs - targets).square().mean(),
+        )
+
+    assert told(caught.value).endswith("targets of shape (8, 4) of torch.float32.")
+
+
+def test_a_dictionary_of_loaders_is_refused():
+    with pytest.raises(TypeError, match="dictionary of 'train', 'test'; pass one of its loaders"):
+        make_trainer(loader={"train": [], "test": []})
+
+
+def test_an_error_of_the_loss_keeps_its_class_and_its_message():
+    def loss_fn(outputs, targets):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine") as caught:
+        fit((INPUTS, LABELS), loss_fn)
+
+    assert "return labels" not in told(caught.value)

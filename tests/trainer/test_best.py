@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from composable import Callback, Evaluator
+from composable import Callback, Evaluator, Event
 from composable.algorithms import EMA, SWA
 from composable.callbacks import CheckpointSaver
 from composable.checkpoint import find
@@ -14,6 +14,7 @@ from composable.loggers import InMemoryLogger
 from composable.resume import ChangedRunWarning, NoBestCheckpointWarning
 from tests.support.data import batches
 from tests.support.models import linear, same, weights
+from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
 SCORES = (0.3, 0.9, 0.1, 0.5, 0.4)
@@ -77,6 +78,10 @@ def test_run_ends_with_the_weights_of_the_best_result(scores, at, interval, tmp_
     assert trainer.best.mode == "max"
     assert trainer.best.value == pytest.approx(max(scores))
     assert trainer.best.checkpoint.name == f"ep{at // 3}-ba{at}"
+    names = [one.path.name for one in find(tmp_path)[0]]
+    assert trainer.best.checkpoint.name in names
+    assert len(names) <= 2  # the best, and the latest beside it
+    assert interval is None or f"ep{len(scores)}-ba{3 * len(scores)}" in names
     latest = find(tmp_path)[0][0].manifest.info["best"]
     assert latest["checkpoint"] == trainer.best.checkpoint.name
 
@@ -144,14 +149,6 @@ def test_run_without_the_option_ends_with_its_last_weights(tmp_path):
 
 @pytest.mark.parametrize("stop", [2, 5, 6, 8, 15])
 def test_resumed_script_ends_with_the_same_weights(stop, tmp_path):
-    class Stopped(Exception):
-        pass
-
-    class Stop(Callback):
-        def after_save(self, state, logger):
-            if state.timestamp.batch == stop:
-                raise Stopped
-
     def script(folder, *callbacks):
         trainer = trainer_of(folder, *callbacks, save_interval="1ba", autoresume=True)
         trainer.fit()
@@ -160,8 +157,8 @@ def test_resumed_script_ends_with_the_same_weights(stop, tmp_path):
         return ended, weights(trainer.state.model)
 
     whole = script(tmp_path / "whole")
-    with pytest.raises(Stopped):
-        script(tmp_path / "run", Stop())
+    with pytest.raises(KeyboardInterrupt):
+        script(tmp_path / "run", Raise(KeyboardInterrupt(), Event.AFTER_SAVE, stop))
     resumed = script(tmp_path / "run")
 
     assert all(map(same, resumed, whole))

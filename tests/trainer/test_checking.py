@@ -7,51 +7,41 @@ import attrs
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Algorithm, Callback, Evaluator, Event, Trainer
+from composable import Algorithm, Callback, Evaluator, Event
 from composable.algorithms import EMA, MixUp
-from composable.checkpoint.compare import same_bits
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.trainer.checking import CheckError
-
-FEATURES, CLASSES = 6, 3
-cross_entropy = nn.functional.cross_entropy
-
-
-def images(count=24):
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(count, FEATURES, generator=generator)
-    return TensorDataset(inputs, torch.randint(CLASSES, (count,), generator=generator))
+from tests.support.data import batches, examples, shuffling_loader, stream
+from tests.support.models import CLASSES, FEATURES, same, seeded, weights
+from tests.support.runs import make_trainer
 
 
 def net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, CLASSES)
-    )
+    def build():
+        first, last = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        return nn.Sequential(first, nn.BatchNorm1d(8), nn.Dropout(0.2), last)
+
+    return seeded(build)
 
 
 def make(model=None, **changes):
     options = {
-        "train_dataloader": DataLoader(images(), batch_size=8, shuffle=True),
-        "eval_dataloader": [Evaluator("test", DataLoader(images(), batch_size=12))],
+        "train_dataloader": shuffling_loader(24, 8),
+        "eval_dataloader": [Evaluator("test", batches(24, 12))],
         "metrics": {"accuracy": accuracy},
-        "loss_fn": cross_entropy,
-        "optimizers": partial(torch.optim.AdamW, lr=1e-2),
         "algorithms": [MixUp(alpha=0.2), EMA(half_life="2ba")],
-        "max_duration": "2ep",
-        "seed": 3,
-        "progress_bar": False,
+        "optimizers": partial(torch.optim.AdamW, lr=1e-2),
         **changes,
     }
-    return Trainer(net() if model is None else model, **options)
+    return make_trainer(net() if model is None else model, **options)
 
 
-def weights(trainer):
-    model = trainer.fit(duration="4ba").model
-    return {name: one.clone() for name, one in model.state_dict().items()}
+def weights_after(trainer):
+    return weights(trainer.fit(duration="4ba").model)
 
 
 @pytest.mark.parametrize("start", ["0ba", "2ba"])
@@ -71,7 +61,7 @@ def test_run_after_a_check_is_the_run_without_one(start, changes, tmp_path):
         options = dict(changes)
         if "train_dataloader" in options:
             own = torch.Generator().manual_seed(5)
-            options["train_dataloader"] = DataLoader(images(), 8, shuffle=True, generator=own)
+            options["train_dataloader"] = shuffling_loader(24, 8, generator=own)
         trainer = make(save_folder=folder, save_interval="1ep", **options)
         if start != "0ba":
             trainer.fit(duration=start)
@@ -79,11 +69,10 @@ def test_run_after_a_check_is_the_run_without_one(start, changes, tmp_path):
         if checked:
             trainer.check()
         assert torch.equal(drawn, torch.get_rng_state())
-        return weights(trainer)
+        return weights_after(trainer)
 
     found, expected = run(True, tmp_path / "a"), run(False, tmp_path / "b")
-    assert found.keys() == expected.keys()
-    assert all(same_bits(found[name], expected[name]) for name in found)
+    assert same(found, expected)
 
 
 class Reader(nn.Module):
@@ -100,7 +89,7 @@ class Reader(nn.Module):
 
     def forward(self, x):
         hidden = tuple(self.hidden.values()) if self.kept == "dict" and self.hidden else self.hidden
-        outputs, (h, c) = self.cell(x.unflatten(1, (3, 2)), None if hidden is None else (*hidden,))
+        outputs, (h, c) = self.cell(x.unflatten(1, (2, 2)), None if hidden is None else (*hidden,))
         h, c = h.detach(), c.detach()
         kinds = {"tuple": (h, c), "list": [h, c], "dict": {"h": h, "c": c}}
         self.hidden = kinds.get(self.kept, torch.stack([h, c]))
@@ -111,24 +100,23 @@ class Reader(nn.Module):
 @pytest.mark.parametrize("kept", ["tuple", "list", "dict", "tensor", "buffer"])
 def test_hidden_state_in_an_attribute_is_named_and_restored(kept, start):
     def run(checked):
-        torch.manual_seed(0)
-        trainer = make(Reader(kept), eval_dataloader=None, metrics=None, algorithms=[])
+        trainer = make(
+            seeded(partial(Reader, kept)), eval_dataloader=None, metrics=None, algorithms=[]
+        )
         if start != "0ba":
             trainer.fit(duration=start)
         if not checked:
-            return weights(trainer)
+            return weights_after(trainer)
         if kept == "buffer":
             trainer.check()
-            return weights(trainer)
+            return weights_after(trainer)
         with pytest.raises(
             CheckError, match=r"changed model\.hidden, which no checkpoint.*\n.*buffer"
         ):
             trainer.check()
-        return weights(trainer)
+        return weights_after(trainer)
 
-    plain, checked = run(False), run(True)
-
-    assert all(same_bits(plain[name], checked[name]) for name in plain)
+    assert same(run(False), run(True))
 
 
 def test_outputs_that_a_module_notes_are_no_state():
@@ -160,13 +148,13 @@ def test_count_outside_of_the_modules_is_found():
 def test_nothing_is_logged_written_or_changed(tmp_path):
     log, folder = InMemoryLogger(), tmp_path / "runs" / "a"
     trainer = make(loggers=[log], save_folder=folder)
-    before = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+    before = weights(trainer.state.model)
 
     report = trainer.check()
 
     assert log.records == []
     assert not list(tmp_path.rglob("*"))
-    assert all(same_bits(before[n], one) for n, one in trainer.state.model.state_dict().items())
+    assert same(before, weights(trainer.state.model))
     assert trainer.state.timestamp.batch == 0
     assert trainer.state.metrics == {}
     assert {"first batch", "step", "evaluation test", "save", "resume"} == report.seconds.keys()
@@ -246,7 +234,7 @@ FAILURES = {
 def test_error_names_the_part(failure, tmp_path):
     part = failure.split()[0]
     trainer = make(save_folder=tmp_path / "run", **{"algorithms": [], **FAILURES[failure]})
-    before = [one.clone() for one in trainer.state.model.state_dict().values()]
+    before = weights(trainer.state.model)
 
     with pytest.raises(CheckError, match=f"^{part}: ") as caught:
         trainer.check()
@@ -254,13 +242,13 @@ def test_error_names_the_part(failure, tmp_path):
     assert caught.value.part == part
     assert caught.value.__cause__ is not None
     assert not list(tmp_path.rglob("*"))
-    after = trainer.state.model.state_dict().values()
-    assert all(same_bits(one, other) for one, other in zip(before, after, strict=True))
+    assert same(before, weights(trainer.state.model))
 
 
 def test_loaders_with_workers_are_read_in_this_process():
     def loader():
-        return DataLoader(images(), 8, num_workers=1, prefetch_factor=3, timeout=30)
+        data = TensorDataset(*examples(24))
+        return DataLoader(data, 8, num_workers=1, prefetch_factor=3, timeout=30)
 
     trainer = make(train_dataloader=loader(), eval_dataloader=loader())
     assert trainer.check().seconds["first batch"] > 0
@@ -288,23 +276,18 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_stream_needs_batches():
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(images())
-
-    trainer = make(train_dataloader=DataLoader(Stream(), batch_size=8), max_duration="4ba")
+    trainer = make(train_dataloader=stream(24, 8), max_duration="4ba")
 
     with pytest.raises(CheckError, match="pass batches as a list"):
         trainer.check()
-    batches = [next(iter(DataLoader(images(), batch_size=8)))]
-    assert trainer.check(batches).fit_seconds is not None
+    assert trainer.check(batches(8, 8)).fit_seconds is not None
 
 
 def test_error_has_the_advice_of_fit():
-    whole = TensorDataset(torch.zeros(8, FEATURES, dtype=torch.uint8), torch.zeros(8).long())
+    whole = [(torch.zeros(4, FEATURES, dtype=torch.uint8), torch.zeros(4).long())]
 
     with pytest.raises(CheckError, match="Convert and normalize it") as caught:
-        make(train_dataloader=DataLoader(whole, batch_size=4), algorithms=[]).check()
+        make(train_dataloader=whole, algorithms=[]).check()
 
     assert caught.value.part == "model"
     assert "call the model" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 import time
 import warnings
@@ -17,6 +16,7 @@ from composable import Callback, Control, Event, Key, State, Timestamp
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver, EarlyStopper, UnsavedCheckpointWarning
 from composable.checkpoint import (
+    CheckpointError,
     CheckpointExistsError,
     DamagedCheckpointError,
     MismatchError,
@@ -26,9 +26,14 @@ from composable.checkpoint import (
     VersionError,
     files,
     pack,
+    write,
     writer,
 )
+from composable.checkpoint.files import read_outline
+from composable.distributed import ProcessError, Processes
 from composable.resume import BrokenCheckpointWarning, ChangedRunWarning
+from composable.resume.verify import Reader
+from tests.checkpoint.sharding import together
 from tests.checkpoint.test_files import edit_manifest
 from tests.support.data import batches
 from tests.support.models import linear, same, weights
@@ -41,12 +46,6 @@ def saved(folder):
     whole, broken = files.find(folder)
     assert not broken
     return [found.path.name for found in reversed(whole)]
-
-
-def named(folder):
-    """List the checkpoints in a folder, and not the record of the run."""
-    names = (path.name for path in folder.iterdir() if path.is_dir())
-    return sorted(name for name in names if not name.startswith("."))
 
 
 # --- when and where ---
@@ -72,7 +71,7 @@ def test_checkpoints_of_an_interval_and_at_the_end(interval, names, tmp_path):
         save_folder=folder, save_interval=interval, callbacks=[seen], eval_dataloader=batches([4])
     ).fit()
 
-    assert named(folder) == names
+    assert saved(folder) == names
     assert seen.values == [int(name.partition("-ba")[2]) for name in names]  # each once
 
 
@@ -85,7 +84,7 @@ def test_requested_checkpoint_and_its_filename(tmp_path):
         callbacks=[Asks(Event.BATCH_END, 1, Control.SAVE)],
     ).fit()
 
-    assert named(tmp_path) == ["0-0-2-8-14"]
+    assert saved(tmp_path) == ["0-0-2-8-14"]
 
 
 def test_latest_checkpoints_are_kept_also_after_resuming(tmp_path):
@@ -98,38 +97,6 @@ def test_latest_checkpoints_are_kept_also_after_resuming(tmp_path):
 
     assert saved(tmp_path) == ["ep1-ba5", "ep2-ba6"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def scored(*scores, **options):
-    """Train with evaluations whose score is given."""
-    left = iter(scores)
-
-    def score(outputs, targets):
-        return torch.full((len(targets),), next(left))
-
-    make_trainer(
-        eval_dataloader=batches([4]), metrics={"score": score}, save_best="eval/score", **options
-    ).fit()
-
-
-@pytest.mark.parametrize(("mode", "best"), [("max", "ep2-ba6"), ("min", "ep3-ba9")])
-def test_best_checkpoint_is_kept_beside_the_latest(mode, best, tmp_path):
-    scored(
-        *(0.3, 0.9, 0.1, 0.5, 0.4),
-        max_duration="5ep",
-        save_folder=tmp_path,
-        save_interval="1ep",
-        save_best_mode=mode,
-        save_num_checkpoints_to_keep=1,
-    )
-
-    assert saved(tmp_path) == sorted([best, "ep5-ba15"])
-
-
-def test_better_evaluation_is_saved_between_intervals(tmp_path):
-    scored(0.1, 0.3, 0.2, eval_interval="2ba", save_folder=tmp_path, save_interval="100ep")
-
-    assert saved(tmp_path) == ["ep0-ba2", "ep1-ba4", "ep2-ba6"]
 
 
 def test_several_savers_with_their_own_folders(tmp_path):
@@ -235,22 +202,6 @@ def test_resumed_run_that_has_ended_does_not_train(tmp_path):
     assert again.fit(duration="1ep").timestamp.batch == 9
 
 
-@pytest.mark.parametrize(
-    ("changes", "message", "end"),
-    [
-        ({"max_duration": "2ep"}, "requested_duration: 1ep -> 2ep", 6),
-        ({"max_duration": "1ep", "algorithms": [EMA("2ba")]}, "algorithms/EMA: None -> EMA", 3),
-    ],
-)
-def test_changed_arguments_warn(changes, message, end, tmp_path):
-    make_trainer(save_folder=tmp_path, max_duration="1ep").fit()
-
-    with pytest.warns(ChangedRunWarning, match=message):
-        trainer = make_trainer(save_folder=tmp_path, autoresume=True, **changes)
-
-    assert trainer.fit().timestamp.batch == end
-
-
 def test_seed_of_a_resumed_run(tmp_path):
     make_trainer(save_folder=tmp_path, seed=5).fit()
 
@@ -328,7 +279,7 @@ def test_checkpoint_of_another_model_or_optimizer_is_rejected_as_a_whole(
 @pytest.mark.parametrize("argument", ["load_path", "save_folder"])
 def test_a_checkpoint_of_an_earlier_format_is_refused(tmp_path, argument):
     trained(save_folder=tmp_path, save_interval="1ep")
-    for name in named(tmp_path):
+    for name in saved(tmp_path):
         edit_manifest(tmp_path / name, {"schema": 1})
     more = {"save_folder": {"autoresume": True}, "load_path": {}}
     with pytest.raises(VersionError, match=r"schema 1, .*: read it with the commit that saved it"):
@@ -343,7 +294,7 @@ def test_a_checkpoint_holds_its_timestamp_once_and_the_description_as_it_is(tmp_
     trainer = make_trainer(optimizers=unusual, save_folder=tmp_path)
     trainer.fit()
 
-    data = json.loads((tmp_path / named(tmp_path)[-1] / "state.json").read_text())
+    data = json.loads((tmp_path / saved(tmp_path)[-1] / "state.json").read_text())
     assert data["run"]["$json"] == trainer._records.describe(trainer.state)
     assert data.keys() == {"state", "run", "on_device"}
     with warnings.catch_warnings():
@@ -383,36 +334,6 @@ def test_forged_list_of_tensors_on_a_device_is_an_error(on_device, tmp_path):
 
     with pytest.raises(DamagedCheckpointError, match="on_device does not name its tensors"):
         make_trainer(load_path=written(tmp_path / "c", tree, on_device))
-
-
-FORGED = [
-    ("previous_timestamp", None),
-    ("max_duration", 3),
-    ("optimizers", [{"state": {}, "param_groups": [{"params": "x"}]}]),
-    ("optimizers", [None]),
-    ("progress", {}),
-    ("progress", {"num_fits": "many"}),
-    ("rates", {}),
-    ("data", {"generators": 3}),
-    ("evaluation", {"last_run": 3}),
-    ("guard", {"skipped_batches": None}),
-    ("microbatches", 3),
-    ("requests", {"pending": "all"}),
-    ("model", {}),
-    ("model", {"weights": 3, "buffers": {}}),
-    ("callbacks", {"EarlyStopper": {"other": 1}}),
-    ("code", "import os"),
-]
-
-
-@pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
-@pytest.mark.parametrize(("part", "value"), FORGED)
-def test_forged_part_is_an_error_with_the_path(part, value, tmp_path):
-    state = {**make_trainer()._checkpoints.capture(False), part: value}
-    path = written(tmp_path / "c", {"run": {"id": "a"}, "state": state})
-
-    with pytest.raises((DamagedCheckpointError, MismatchError), match=re.escape(str(path))):
-        make_trainer(load_path=path, callbacks=[EarlyStopper("loss")])
 
 
 def test_callback_that_is_added_later_restores_its_state(tmp_path):
@@ -531,7 +452,7 @@ def test_deleted_folder_is_not_created_again(background, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_memory_that_cannot_be_saved_is_named(tmp_path):
+def test_memory_that_cannot_be_saved_is_saved(tmp_path):
     def remembers(event, state: State):
         return state.remember("mine", {"when": object()})
 
@@ -554,17 +475,15 @@ def test_checkpoint_records_the_run(tmp_path):
 DAMAGES = {
     "no tensors": lambda path: (path / "tensors.safetensors").unlink(),
     "no manifest": lambda path: (path / "manifest.json").unlink(),
-    "other bytes": lambda path: (path / "tensors.safetensors").write_bytes(
-        (path / "tensors.safetensors").read_bytes()[:-1] + b"\xff"
-    ),
+    "other bytes": damage,
     "empty": lambda path: [file.unlink() for file in path.iterdir()],
 }
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("harm", DAMAGES)
 def test_a_damaged_checkpoint_is_put_aside_when_the_run_saves_there_again(
-    damage, background, tmp_path
+    harm, background, tmp_path
 ):
     def run(duration):
         return make_trainer(
@@ -576,7 +495,7 @@ def test_a_damaged_checkpoint_is_put_aside_when_the_run_saves_there_again(
         ).fit()
 
     run("3ba")
-    DAMAGES[damage](tmp_path / "ep1-ba3")
+    DAMAGES[harm](tmp_path / "ep1-ba3")
     left = {path.name: path.read_bytes() for path in (tmp_path / "ep1-ba3").iterdir()}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -600,3 +519,59 @@ def test_a_folder_of_other_files_in_the_place_of_a_checkpoint_is_not_moved(tmp_p
         make_trainer(save_folder=tmp_path, max_duration="3ba").fit()
 
     assert (tmp_path / "ep1-ba3" / "notes.txt").read_text() == "mine"
+
+
+# --- checkpoints that the processes of a run read together ---
+
+
+CPU = torch.device("cpu")
+
+
+def outcomes(errors):
+    """Let processes agree on a function that raises these errors by rank."""
+
+    def agree(processes):
+        def function():
+            if errors[processes.rank] is not None:
+                raise errors[processes.rank]
+            return processes.rank
+
+        return Reader(CPU, processes).agree(function)
+
+    return together(len(errors), agree)
+
+
+def test_all_processes_return_what_they_read():
+    assert outcomes([None, None]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [None, DamagedCheckpointError("a file is damaged")],
+        [MissingCheckpointError("no checkpoint"), None],
+        [VersionError("schema 9"), DamagedCheckpointError("a file is damaged")],
+    ],
+)
+def test_all_processes_raise_the_first_error(errors):
+    first = next(error for error in errors if error is not None)
+    for error in outcomes(errors):
+        assert (type(error), str(error)) == (type(first), str(first))
+
+
+@pytest.mark.parametrize("error", [MissingCheckpointError("no checkpoint"), OSError("no disk")])
+def test_checkpoint_that_only_rank_0_can_read_is_not_skipped(error):
+    for raised in outcomes([None, error]):
+        assert isinstance(raised, ProcessError)
+        assert not isinstance(raised, CheckpointError)
+        assert str(raised) == f"rank 1 failed: {type(error).__name__}: {error}"
+
+
+def test_checkpoint_that_is_replaced_before_its_values_are_read_is_refused(tmp_path):
+    reader, tensors = Reader(CPU, sharded=True), {"w": torch.ones(3)}
+    outline = read_outline(write(tmp_path / "it", tensors, None), Processes())
+    assert torch.equal(reader.read_values(outline, {}).tensors["w"], tensors["w"])
+
+    write(tmp_path / "it", {"w": torch.zeros(3)}, None, overwrite=True)
+    with pytest.raises(DamagedCheckpointError, match="it was replaced by another checkpoint"):
+        reader.read_values(outline, {})

@@ -26,15 +26,16 @@ from composable.engines.compiled import CompilationWarning
 from composable.functional.layers.residual import ResidualBlock
 from composable.models import Classifier
 from composable.resume import ChangedRunWarning
-from tests.support.compiled import CountingBackend, counting_aot
+from tests.support.campaign import drawn
+from tests.support.cases import all_cases
+from tests.support.compiled import GRAPHS, USUAL_GRAPHS, CountingBackend, counting_aot
 from tests.support.data import batches
 from tests.support.models import conv_net, linear, mlp, same, seeded, weights
-from tests.support.runs import VISION, make_trainer
+from tests.support.runs import PROBLEMS, VISION, make_trainer
 
 pytestmark = pytest.mark.compile
 
 RAGGED = batches(10)
-PRECISIONS = ["autocast", "bf16", "scaled"]
 DROPOUT = partial(mlp, dropout=0.5)
 
 
@@ -63,6 +64,38 @@ def fitted(backend=None, model=DROPOUT, **options):
 # --- the same run ---
 
 
+@attrs.frozen
+class Widen(Algorithm):
+    """Replaces the model by one of another structure at an epoch."""
+
+    events = frozenset({Event.EPOCH_START})
+    stage = Stage.SURGERY
+    reads = frozenset({"model", "timestamp"})
+    writes = frozenset({"model", "optimizers"})
+
+    def apply(self, event, state):
+        if state.timestamp.epoch != 1:
+            return state
+        model = nn.Sequential(state.model, nn.Tanh())
+        return state.evolve(model=model)
+
+
+def encoders():
+    """Build a model of two residual layers."""
+    layer = partial(nn.TransformerEncoderLayer, 4, 2, 8, dropout=0.0, batch_first=True)
+    ends = nn.Unflatten(1, (1, 4)), nn.Flatten()
+    return seeded(lambda: nn.Sequential(ends[0], layer(), layer(), ends[1], linear()))
+
+
+ENCODER = ResidualBlock(nn.TransformerEncoderLayer)
+DROPPING = StochasticDepth(ENCODER, "sample", drop_rate=0.5, drop_warmup="0.5dur")
+OWN_LOSS = {
+    "model": lambda: Classifier(linear(), input_key="x", target_key="y"),
+    "loader": [{"x": x, "y": y} for x, y in RAGGED],
+    **{"loss_fn": None, "input_key": "x", "target_key": "y"},
+}
+
+
 @pytest.mark.parametrize(
     ("options", "graphs"),
     [
@@ -77,17 +110,14 @@ def fitted(backend=None, model=DROPOUT, **options):
         ({"precision": "bf16"}, 2),
         ({"precision": "amp_fp16"}, 2),
         ({"algorithms": [LayerFreezing(freeze_start=0)], "model": deep}, 6),
+        (OWN_LOSS, 2),
+        ({"algorithms": [Widen()], "loader": batches(12), "check_effects": False}, 2),
+        ({"algorithms": [DROPPING], "loader": batches(24), "model": encoders}, 2),
     ],
     ids=[
-        "ragged",
-        "one size",
-        "evaluation",
-        "microbatches",
-        "SAM",
-        "EMA",
-        "SWA",
-        *PRECISIONS,
-        "freezing",
+        *("ragged", "one size", "evaluation", "microbatches", "SAM", "EMA", "SWA"),
+        *("autocast", "bf16", "scaled"),
+        *("freezing", "own loss", "another model", "drop rates"),
     ],
 )
 @torch._dynamo.config.patch(recompile_limit=2)
@@ -131,18 +161,6 @@ def test_state_keeps_plain_module(backend):
     torch.testing.assert_close(exported(example), eager.state.model.eval()(example))
 
 
-def test_model_with_own_loss_takes_dictionaries(backend):
-    def model():
-        return Classifier(linear(), input_key="x", target_key="y")
-
-    named = [{"x": x, "y": y} for x, y in RAGGED]
-    options = {"loader": named, "loss_fn": None, "input_key": "x", "target_key": "y"}
-    trainer = fitted(backend, model(), **options)
-
-    assert same(weights(trainer.state.model), weights(fitted(None, model(), **options).state.model))
-    assert len(backend) == 2
-
-
 @pytest.mark.campaign  # tests/trainer/test_huggingface_models.py compiles another one
 def test_model_of_hugging_face_trains_as_it_is(backend):
     transformers = pytest.importorskip("transformers")
@@ -158,49 +176,6 @@ def test_model_of_hugging_face_trains_as_it_is(backend):
     compiled, eager = fitted(backend, **options), fitted(**options)
 
     torch.testing.assert_close(weights(compiled.state.model), weights(eager.state.model))
-    assert len(backend) == 2
-
-
-@attrs.frozen
-class Widen(Algorithm):
-    """Replaces the model by one of another structure at an epoch."""
-
-    events = frozenset({Event.EPOCH_START})
-    stage = Stage.SURGERY
-    reads = frozenset({"model", "timestamp"})
-    writes = frozenset({"model", "optimizers"})
-
-    def apply(self, event, state):
-        if state.timestamp.epoch != 1:
-            return state
-        model = nn.Sequential(state.model, nn.Tanh())
-        return state.evolve(model=model)
-
-
-def test_compiles_model_that_replaces_another(backend):
-    options = {"algorithms": [Widen()], "loader": batches(12), "check_effects": False}
-    compiled = fitted(backend, linear(), **options)
-
-    assert len(compiled.state.model) == 2
-    assert same(
-        weights(compiled.state.model), weights(fitted(None, linear(), **options).state.model)
-    )
-    assert len(backend) == 2
-
-
-def test_warmup_of_drop_rates_compiles_twice(backend):
-    layer = partial(nn.TransformerEncoderLayer, 4, 2, 8, dropout=0.0, batch_first=True)
-
-    def model():
-        ends = nn.Unflatten(1, (1, 4)), nn.Flatten()
-        return seeded(lambda: nn.Sequential(ends[0], layer(), layer(), ends[1], linear()))
-
-    target = ResidualBlock(nn.TransformerEncoderLayer)
-    dropping = StochasticDepth(target, "sample", drop_rate=0.5, drop_warmup="0.5dur")
-    options = {"algorithms": [dropping], "loader": batches(24), "max_duration": "4ep"}
-    compiled, eager = fitted(backend, model, **options), fitted(None, model, **options)
-
-    assert same(weights(compiled.state.model), weights(eager.state.model))
     assert len(backend) == 2
 
 
@@ -329,28 +304,6 @@ def test_nothing_is_composed_in_by_default():
     assert make_trainer(compile=False)._run.engine.forward.outputs is State.forward
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "match"),
-    [
-        (1, TypeError, "compile=1 must be True, False, or a mapping"),
-        ("yes", TypeError, "compile='yes' must be"),
-        ({"speed": 1}, ValueError, r"compile has the options \['speed'\]; it may have mode"),
-        ({"mode": "fast"}, ValueError, "'mode': 'fast'.*default.*max-autotune"),
-        ({"mode": 3}, TypeError, "'mode': 3"),
-        ({"mode": "default", "options": {"max_autotune": True}}, ValueError, "Either mode or"),
-        ({"options": {"speed": 1}}, ValueError, "speed"),
-        ({"options": 3}, TypeError, "'options': 3"),
-        ({"backend": "fast"}, ValueError, "'backend': 'fast'.*list_backends"),
-        ({"backend": 3}, TypeError, "'backend': 3"),
-        ({"fullgraph": "yes"}, TypeError, "'fullgraph': 'yes'.*True or False"),
-        ({"dynamic": 2}, TypeError, "'dynamic': 2.*True, False or None"),
-    ],
-)
-def test_rejects_invalid_options(given, error, match):
-    with pytest.raises(error, match=match):
-        make_trainer(compile=given)
-
-
 def in_place():
     model = linear()
     model.compile(backend="eager")
@@ -405,3 +358,39 @@ def test_inductor_trains_as_eager_model(tmp_path):
     torch.testing.assert_close(weights(compiled.state.model), weights(eager.state.model))
     assert not same(weights(compiled.state.model), weights(eager.state.model))
     assert same(weights(resumed.state.model), weights(compiled.state.model))
+
+
+# --- every method ---
+
+
+METHODS = {case.name: case.algorithm for case in all_cases() if case.algorithm}
+ROUNDED = {"blurpool": 1e-6}
+"""Methods whose compiled layers compute in another order."""
+
+
+def test_methods_with_another_number_of_graphs_exist():
+    assert METHODS.keys() >= GRAPHS.keys()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", drawn(METHODS, 6))
+def test_method_trains_compiled_model(name):
+    algorithm = METHODS[name]
+    problem = next(one for one in PROBLEMS if algorithm.acts_on(one))
+    torch.compiler.reset()
+    backend = counting_aot()
+
+    def train(**options):
+        return problem.trainer(
+            algorithms=[algorithm.example], eval_dataloader=problem.batches(), **options
+        ).fit()
+
+    compiled, eager = train(compile={"backend": backend}), train()
+
+    tolerance = ROUNDED.get(name, 0.0)
+    for key, tensor in weights(eager.model).items():
+        torch.testing.assert_close(
+            weights(compiled.model)[key], tensor, rtol=tolerance, atol=tolerance
+        )
+    assert compiled.metrics["eval"] == pytest.approx(eager.metrics["eval"], rel=tolerance)
+    assert len(backend) == GRAPHS.get(name, (USUAL_GRAPHS, ""))[0]

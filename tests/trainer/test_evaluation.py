@@ -1,58 +1,30 @@
 """Evaluation and prediction: their results, their data, and the state that they don't change."""
 
+import weakref
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load, load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Evaluator, Event, SplitLossError
+from composable import Evaluator, Event, SplitLossError, Trainer
+from composable._support.object_stores import ObjectStore
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.trainer.guards import NonFiniteLossWarning
-from tests.support.data import batches
-from tests.support.models import CLASSES, linear, seeded
+from tests.support.data import batches, stream
+from tests.support.hugging_face import build, tokens
+from tests.support.models import CLASSES, linear, same, seeded
 from tests.support.observers import Raise, Watch
 from tests.support.runs import make_trainer, training_weights
 
 UNEVEN = batches([4, 4, 1])
 
 
-def all_at_once(data):
-    inputs, targets = (torch.cat(part) for part in zip(*data, strict=True))
-    return inputs, targets
-
-
 # Results
-
-
-def test_means_are_over_examples_and_not_over_batches():
-    model = linear()
-    trainer = make_trainer(model, metrics={"accuracy": accuracy})
-
-    results = trainer.eval({"test": UNEVEN})["test"]
-
-    inputs, targets = all_at_once(UNEVEN)
-    outputs = model(inputs)
-    loss, right = cross_entropy(outputs, targets).item(), outputs.argmax(1) == targets
-    assert results == pytest.approx({"loss": loss, "accuracy": right.float().mean().item()})
-    assert trainer.state.metrics["test"] == results
-    by_batch = [cross_entropy(model(x), y).item() for x, y in UNEVEN]
-    assert results["loss"] != pytest.approx(sum(by_batch) / 3)  # or nothing is tested
-
-
-def test_metric_may_return_a_mean_or_a_value_for_each_example():
-    metrics = {
-        "each": accuracy,
-        "mean": lambda outputs, targets: accuracy(outputs, targets).mean(),
-        "number": lambda outputs, targets: accuracy(outputs, targets).mean().item(),
-    }
-    results = make_trainer(metrics=metrics, loss_fn=None).eval(UNEVEN)["eval"]
-
-    assert results == dict.fromkeys(metrics, pytest.approx(results["each"]))
 
 
 @pytest.mark.parametrize("returned", [None, {"f1": 0.5}])
@@ -92,7 +64,7 @@ def test_metric_object_is_reset_updated_and_computed():
     first = trainer.eval(UNEVEN)
     second = trainer.eval(UNEVEN)
 
-    inputs, targets = all_at_once(UNEVEN)
+    inputs, targets = (torch.cat(part) for part in zip(*UNEVEN, strict=True))
     right = model(inputs).argmax(1)[targets == 1] == 1
     assert first["eval"]["recall"] == pytest.approx(right.float().mean().item())
     assert first == second
@@ -117,12 +89,7 @@ def root(outputs, targets):
     return cross_entropy(outputs, targets).sqrt()
 
 
-class Unsized:
-    def __iter__(self):
-        return iter(batches(12))
-
-
-@pytest.mark.parametrize("loader", [batches(12), Unsized()], ids=["sized", "unsized"])
+@pytest.mark.parametrize("loader", [batches(12), stream(12)], ids=["sized", "unsized"])
 def test_loss_of_all_outputs_is_refused_if_they_take_too_much_memory(loader, monkeypatch):
     trainer = make_trainer(linear(), loss_fn=root)
     monkeypatch.setattr("composable.trainer.evaluation._LIMIT", 200)
@@ -141,34 +108,12 @@ def test_loss_of_all_outputs_needs_outputs_of_one_shape():
         make_trainer(linear(), loss_fn=squares).eval(data)
 
 
-def test_sum_is_evaluated_as_a_sum():
-    loss, data = partial(cross_entropy, reduction="sum"), batches(12)
-    trainer = make_trainer(linear(), loss_fn=loss)
-
-    found = trainer.eval(data)["eval"]["loss"]
-
-    expected = sum(loss(trainer.state.model(inputs), targets).item() for inputs, targets in data)
-    assert found == pytest.approx(expected)
-
-
 def test_batches_with_losses_of_different_kinds_are_refused():
     def squares_of_short_batches(outputs, targets):
         return outputs.square().mean() if len(outputs) < 4 else cross_entropy(outputs, targets)
 
     with pytest.raises(SplitLossError, match=r"different|another way"):
         make_trainer(linear(), loss_fn=squares_of_short_batches).eval(batches([8, 3]))
-
-
-def test_terms_with_different_divisors_are_means_over_all_data():
-    def loss_fn(outputs, targets):
-        return cross_entropy(outputs, targets, ignore_index=1) + outputs.square().mean() + 1
-
-    trainer = make_trainer(linear(), loss_fn=loss_fn)
-
-    found = trainer.eval(UNEVEN)["eval"]["loss"]
-
-    inputs, targets = all_at_once(UNEVEN)
-    assert found == pytest.approx(loss_fn(trainer.state.model(inputs), targets).item())
 
 
 def test_accuracy_of_maps_is_a_mean_over_each_map():
@@ -444,3 +389,124 @@ def test_evaluation_loss_that_is_nan_since_the_weights_are_names_the_weights():
 
     with pytest.warns(NonFiniteLossWarning, match=r"weights of the model .* such as 'bias'"):
         make_trainer(model, eval_dataloader=batches(12)).eval()
+
+
+# --- predictions that are written as they are computed ---
+
+
+def predictor(*callbacks, fitted=True, **options):
+    """Build a Trainer with averaged weights, and count the batches that it predicts."""
+    watch = Watch(Event.PREDICT_BATCH_END)
+    trainer = make_trainer(
+        callbacks=[watch, *callbacks], algorithms=EMA(half_life="2ba"), **options
+    )
+    if fitted:
+        trainer.fit()
+    return trainer, watch.seen
+
+
+class Killed(Watch):
+    """Fails at the third batch that is predicted."""
+
+    def run_event(self, event, state, logger):
+        super().run_event(event, state, logger)
+        if len(self.seen) == 3:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_killed_prediction_is_continued(remote, tmp_path):
+    to = f"memory://predictions/{tmp_path.name}" if remote else tmp_path / "outputs"
+    loader = batches(20)
+    killed, _ = predictor(Killed(Event.PREDICT_BATCH_START))
+    with pytest.raises(RuntimeError, match="killed"):
+        killed.predict(loader, to=to)
+
+    trainer, seen = predictor()
+    assert trainer.predict(loader, to=to) == to
+
+    assert len(seen) == 3  # of five
+    outputs = trainer.predict(loader)
+    for i, output in enumerate(outputs):
+        name = f"part-{i:08d}.safetensors"
+        found = load(ObjectStore("to", to).read(name)) if remote else load_file(to / name)
+        assert torch.equal(found["outputs"], output)
+
+
+def test_folder_of_other_weights_or_files_is_refused(tmp_path):
+    trainer, _ = predictor()
+    trainer.predict(batches(4), to=tmp_path / "outputs")
+    trainer.fit(duration="1ba")
+    (tmp_path / "notes.txt").touch()
+
+    with pytest.raises(FileExistsError, match="has outputs of other weights; pass a new"):
+        trainer.predict(batches(4), to=tmp_path / "outputs")
+    with pytest.raises(FileExistsError, match=r"has the file 'notes.txt'; pass a new"):
+        trainer.predict(batches(4), to=tmp_path)
+
+
+def test_outputs_have_names_and_the_cache_of_a_model_is_omitted(tmp_path):
+    ids = tokens(5)
+    model = build("gpt2")
+    trainer = Trainer(model, progress_bar=False)
+    trainer.predict([{"input_ids": ids}], to=tmp_path)
+
+    found = load_file(tmp_path / "part-00000000.safetensors")
+    assert found.keys() == {"logits"}
+    assert torch.equal(found["logits"], model(input_ids=ids).logits)
+
+
+def test_output_that_a_file_has_not_is_named(tmp_path):
+    class Notes(nn.Module):
+        def forward(self, x):
+            return {"sum": x.sum(), "notes": ["a", 3]}
+
+    with pytest.raises(TypeError, match=r"the output notes\.0 is a str, .* use predict_each"):
+        Trainer(Notes(), progress_bar=False).predict(batches(4), to=tmp_path)
+
+
+# --- the iterator
+
+
+def test_iterator_yields_the_outputs_and_keeps_none():
+    trainer, _ = predictor()
+    kept, outputs = [], []
+    for output in trainer.predict_each(batches(20)):
+        outputs.append(output.clone())
+        kept.append(weakref.ref(output))
+        del output
+        assert sum(one() is not None for one in kept) <= 1  # in the state of the last batch
+
+    expected = trainer.predict(batches(20))
+    assert all(map(torch.equal, outputs, expected))
+    assert len(outputs) == len(expected)
+
+
+def test_between_two_outputs_nothing_is_switched():
+    trainer = make_trainer()
+    trainer.state.model.train()
+    torch.manual_seed(3)
+    expected = torch.rand(5)
+
+    torch.manual_seed(3)
+    drawn = []
+    for _ in trainer.predict_each(batches(20)):
+        drawn.append(torch.rand(1))
+        assert torch.is_grad_enabled()
+        assert trainer.state.model.training
+    assert torch.equal(torch.cat(drawn), expected)
+
+
+def test_iterator_that_is_left_ends_the_call():
+    (left, _), (plain, _) = (
+        predictor(max_duration="3ep", fitted=False),
+        predictor(max_duration="3ep", fitted=False),
+    )
+    for trainer in (left, plain):
+        trainer.fit(duration="1ep")
+    for _ in left.predict_each(batches(20)):
+        break
+    for trainer in (left, plain):
+        trainer.fit()
+
+    assert same(training_weights(left), training_weights(plain))

@@ -17,14 +17,14 @@ from transformers import (
 
 import composable.functional as F
 from composable import Algorithm, Event
-from composable.algorithms import EMA, Alibi, BlurPool, GatedLinearUnits, GhostBatchNorm, Rotary
+from composable.algorithms import EMA, Alibi, GatedLinearUnits, GhostBatchNorm, Rotary
 from composable.checkpoint import atomic, export
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
 from composable.models import HuggingFaceModel
 from tests.checkpoint.faulty_os import FaultyOS, Killed
 from tests.support.data import batches
 from tests.support.hugging_face import build
-from tests.support.models import conv_net, linear, same, seeded, weights
+from tests.support.models import linear, same, seeded, weights
 from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was set in the config:UserWarning")
@@ -247,16 +247,3 @@ def test_export_within_a_fit_is_an_error(tmp_path):
     trainer.add_callback(export)
     with pytest.raises(RuntimeError, match="export_weights was called while the Trainer runs"):
         trainer.fit()
-
-
-def test_names_are_those_of_the_state_dict(tmp_path):
-    model = conv_net()
-    trainer = make_trainer(
-        model, batches(images=True), algorithms=[BlurPool(min_channels=1), EMA("2ba")]
-    )
-    trainer.fit()
-
-    found = load_file(trainer.export_weights(tmp_path / "model.safetensors"))
-
-    assert found.keys() == model.state_dict().keys()
-    assert same(found, {name: found[name] for name in found} | dict(model.state_dict()))

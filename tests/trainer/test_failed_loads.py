@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Algorithm, Callback, Event
 from composable._support.tree import map_tensors
@@ -20,7 +19,7 @@ from composable.resume import ChangedRunWarning
 from composable.resume.modules import module_tensors
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.run import Run
-from tests.support.data import batches, examples
+from tests.support.data import batches, shuffling_loader
 from tests.support.models import seeded
 from tests.support.outcomes import differences
 from tests.support.runs import make_trainer
@@ -124,7 +123,7 @@ LIVE = [
 
 def of_user():
     """Build what a user passes to a Trainer."""
-    own, data = torch.Generator().manual_seed(3), TensorDataset(*examples(12))
+    own = torch.Generator().manual_seed(3)
     model, loss = Refusing(), Loss()
     optimizer = RefusingSGD([*model.parameters(), *loss.parameters()], lr=0.1, momentum=0.9)
     return {
@@ -132,7 +131,7 @@ def of_user():
         "loss_fn": loss,
         "optimizers": optimizer,
         "schedulers": RefusingStepLR(optimizer, step_size=1),
-        "train_dataloader": DataLoader(data, 4, shuffle=True, generator=own),
+        "train_dataloader": shuffling_loader(12, generator=own),
         "callbacks": [EarlyStopper("loss", patience="9ep"), Count()],
     }
 

@@ -1,16 +1,22 @@
 """Losses that are not finite, signals, and workers that die."""
 
+import gc
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from composable import Callback, Event
 from composable.checkpoint import files
+from composable.data import dead_workers
+from composable.data.dead_workers import explain_dead_worker
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from tests.support.commands import Command
@@ -222,7 +228,7 @@ def signals():
 
 @posix
 @pytest.mark.parametrize(("number", "error"), SIGNALS)
-def test_signal_ends_and_saves_the_run_after_the_batch(number, error, tmp_path, signals):
+def test_signal_ends_and_saves_the_run_after_the_batch(number, error, tmp_path, signals, logged):
     options = {"save_folder": tmp_path, "save_interval": "1ep"}
     trainer = make_trainer(callbacks=[Sends(number)], **options)
 
@@ -231,6 +237,7 @@ def test_signal_ends_and_saves_the_run_after_the_batch(number, error, tmp_path, 
 
     if error is SystemExit:
         assert caught.value.code == 143
+    assert "finishing this batch and saving a checkpoint" in logged[0]
     assert trainer.state.timestamp.batch == 3
     whole, _ = files.find(tmp_path)
     assert [found.manifest.batch for found in whole] == [3]
@@ -253,7 +260,7 @@ def test_second_signal_ends_the_run_at_once(number, error, tmp_path, signals):
 
 @posix
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_handlers_are_restored_and_ignored_signals_stay_ignored(number):
+def test_signal_handlers_are_restored_and_ignored_signals_stay_ignored(number, logged):
     def own(number, frame):
         pass
 
@@ -261,6 +268,7 @@ def test_signal_handlers_are_restored_and_ignored_signals_stay_ignored(number):
     try:
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             make_trainer(callbacks=[Sends(number)]).fit()
+        assert "saving nothing, since there is no save_folder" in logged[0]
         assert signal.signal(number, signal.SIG_IGN) is own
         state = make_trainer(callbacks=[Sends(number)]).fit()
         assert signal.getsignal(number) is signal.SIG_IGN
@@ -333,3 +341,75 @@ def test_dead_worker_ends_the_run_and_callbacks_are_closed(tmp_path):
     reports = ("DataLoader worker (pid", "a worker process of the loader died")
     assert any(report in error for report in reports)
     assert output.split() == ["closed"]
+
+
+# A worker process that died is explained, and no other error of a loader is.
+
+
+def is_explained(error):
+    return "a worker process of the loader died" in "\n".join(getattr(error, "__notes__", []))
+
+
+class Raising(torch.utils.data.Dataset):
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        raise self.error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes differ"),
+        RuntimeError("my DataLoader worker failed"),
+        EOFError("file ended"),
+        ConnectionResetError("the database closed the connection"),
+    ],
+    ids=repr,
+)
+def test_error_of_dataset_is_not_explained(error, workers, monkeypatch):
+    # PyTorch waits so long for a worker whose loader is garbage: the next collection would.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    loader = DataLoader(Raising(error), num_workers=workers)
+    with pytest.raises(type(error)) as caught:
+        make_trainer(train_dataloader=loader).fit()
+    assert not is_explained(caught.value)
+    del caught
+    error.__traceback__ = None
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "DataLoader worker (pid 12) is killed by signal: Killed.",
+        "DataLoader worker (pid(s) 12, 13) exited unexpectedly",
+    ],
+)
+def test_report_of_torch_is_explained(message):
+    error = RuntimeError(message)
+    explain_dead_worker(error, [])
+    assert is_explained(error)
+
+
+@pytest.mark.parametrize("kind", [ConnectionResetError, EOFError])
+@pytest.mark.parametrize("dies", [True, False])
+def test_end_of_connection_is_explained_if_a_worker_dies(kind, dies, monkeypatch):
+    if not dies:  # there is nothing to wait for
+        monkeypatch.setattr(dead_workers, "_SECONDS", 0.2)
+    error = kind("cut")
+    code = f"import os, time; time.sleep({0.3 if dies else 60}); os._exit(1)"
+    worker = subprocess.Popen([sys.executable, "-c", code])
+    torch._C._set_worker_pids(worker.pid, (worker.pid,))
+    try:
+        explain_dead_worker(error, DataLoader([0], num_workers=1))
+    finally:
+        torch._C._remove_worker_pids(worker.pid)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    assert is_explained(error) is dies

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Event, Trainer
+from composable import Event
 from composable.algorithms import (
     EMA,
     SAM,
@@ -29,6 +29,7 @@ from composable.algorithms import (
     SeqLengthWarmup,
 )
 from composable.distributed import DDP
+from composable.losses.mean import LossMeanWarning
 from composable.losses.weights import SplitLossError
 from composable.metrics import accuracy, perplexity, token_accuracy
 from composable.models import HuggingFaceModel
@@ -86,16 +87,7 @@ def test_weights_equal_those_of_a_plain_loop(head):
         optimizer.step()
         optimizer.zero_grad()
 
-    trainer = Trainer(
-        head.build(),
-        train_dataloader=loader,
-        optimizers=sgd,
-        max_duration="2ep",
-        progress_bar=False,
-        device="cpu",
-    )
-
-    assert_close(weights(trainer.fit().model), weights(model), rtol=0, atol=0)
+    assert_close(weights(fit(head).state.model), weights(model), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"grad_accum": 2}])
@@ -176,6 +168,14 @@ def test_loss_that_is_not_a_mean_over_its_parts_is_refused(head):
 @pytest.mark.parametrize("options", [{}, {"grad_accum": 2, "loss_mean_over": "next_tokens"}])
 def test_does_not_warn_if_nothing_is_weighted_or_the_weight_is_given(options):
     fit(NOT_MEANS["experts"], **options)
+
+
+def test_next_tokens_are_the_terms_of_a_model_that_shifts_its_labels():
+    split = fit("causal", grad_accum=2, loss_mean_over="next_tokens")
+
+    assert_close(weights(split.state.model), weights(fit("causal").state.model))
+    with pytest.warns(LossMeanWarning, match="GPT2LMHeadModel shifts .* pass 'next_tokens'"):
+        fit("causal", grad_accum=2, loss_mean_over="tokens")
 
 
 class Summed(transformers.GPT2LMHeadModel):

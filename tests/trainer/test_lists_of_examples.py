@@ -161,8 +161,3 @@ def test_predicts(layout):
     outputs = trainer_of(layout).predict(DataLoader(data, batch_size=4, **loading))
 
     assert torch.cat(outputs).shape == (COUNT, CLASSES)
-
-
-def test_unknown_layout_names_the_argument():
-    with pytest.raises(ValueError, match=r"batch_layout='rows' must be one of \['tensors'"):
-        trainer_of("lists", batch_layout="rows")

@@ -4,6 +4,7 @@ That it trains like a plain loop is in property_tests/test_transparency.py, the 
 and its length in property_tests/test_event_order.py.
 """
 
+import pickle
 import time
 from collections import namedtuple
 from functools import partial
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Callback, Control, Event, State, Time, UnsupportedRequestWarning
-from composable.algorithms import GradientClipping
+from composable.algorithms import EMA, GradientClipping
 from tests.support.data import batches
 from tests.support.models import CLASSES, linear, same, seeded, weights
 from tests.support.observers import Asks, Watch
@@ -123,17 +124,6 @@ def test_state_at_each_point_of_a_step():
     assert trainer.fit() is trainer.state
 
 
-def test_each_microbatch_has_its_own_dropout():
-    data = [(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))]
-    dropped = Watch(Event.AFTER_FORWARD, read=lambda state: state.outputs == 0)
-    make_trainer(
-        with_dropout(), train_dataloader=data, grad_accum=2, max_duration="1ba", callbacks=[dropped]
-    ).fit()
-
-    first, second = dropped.values
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -171,6 +161,10 @@ def test_gradients_are_those_of_the_optimized_parameters():
     make_trainer(model, optimizers=sgd(model[1].parameters()), callbacks=[seen]).fit()
 
     assert seen.values == [{"1.weight", "1.bias"}] * 6
+
+
+def test_gradient_clipping_has_defaults():
+    assert GradientClipping() == GradientClipping("norm", 1.0)
 
 
 def test_clipped_gradients_update_the_weights_and_leave_the_tensors_of_backward():
@@ -300,6 +294,19 @@ def test_gradients_of_a_state_are_a_read_only_copy():
     assert set(state.gradients) == {"weight"}
     with pytest.raises(TypeError):
         state.gradients["bias"] = torch.zeros(1)
+
+
+def test_state_is_pickled():
+    state = make_trainer(algorithms=[EMA("1ba")]).fit().evolve(loss_fn=None)
+    loaded = pickle.loads(pickle.dumps(state))
+    assert isinstance(loaded, State)
+    assert same(weights(loaded.model), weights(state.model))
+    assert same(loaded.averages["EMA"], state.averages["EMA"])
+    assert loaded.timestamp == state.timestamp
+    with pytest.raises(TypeError):
+        loaded.memory["EMA"] = {}
+    with pytest.raises(TypeError, match=r"cannot be pickled.* save_checkpoint\(path\)"):
+        pickle.dumps(make_trainer())
 
 
 REQUESTS = {

@@ -16,12 +16,11 @@ from composable.core.state import State
 from composable.distributed import DDP
 from composable.functional import MixedTargets
 from composable.losses.loss import TargetLoss
-from composable.losses.mean import LossMeanWarning, count_loss_tokens
+from composable.losses.mean import count_loss_tokens
 from tests.support.data import CLASSES, IGNORED, batches, examples
-from tests.support.hugging_face import build
 from tests.support.models import linear, same, seeded, weights
 from tests.support.observers import Watch
-from tests.support.runs import make_trainer
+from tests.support.runs import make_trainer, trained
 
 TOKENS = torch.randint(1, 7, (4, 6), generator=torch.Generator().manual_seed(0))
 PADDED = TOKENS.masked_fill(torch.arange(6) > torch.tensor([[1], [5], [3], [4]]), -100)
@@ -33,13 +32,8 @@ class Bigram(nn.Embedding):
 
 
 def fit(targets=PADDED, **options):
-    trainer = make_trainer(
-        seeded(lambda: Bigram(7, 7)),
-        **{"train_dataloader": [(TOKENS, targets)], "loss_fn": cross_entropy, **options},
-        max_duration="1ep",
-    )
-    trainer.fit()
-    return weights(trainer.state.model)
+    options = {"train_dataloader": [(TOKENS, targets)], "max_duration": "1ep", **options}
+    return trained(seeded(lambda: Bigram(7, 7)), **options)
 
 
 def gradient_of(parts, **options):
@@ -54,28 +48,6 @@ def gradient_of(parts, **options):
 WHOLE, PARTS = [(TOKENS, PADDED)], [(TOKENS[:1], PADDED[:1]), (TOKENS[1:], PADDED[1:])]
 
 
-@pytest.mark.parametrize(
-    ("parts", "options"),
-    [
-        (WHOLE, {"grad_accum": 3}),
-        (PARTS, {"accumulate_batches": 2}),
-        (WHOLE, {"grad_accum": 3, "loss_mean_over": "tokens"}),
-        (WHOLE, {"grad_accum": 3, "loss_mean_over": lambda batch: int((batch[1] >= 0).sum())}),
-        (WHOLE, {"grad_accum": 3, "loss_mean_over": lambda outputs, batch: (batch[1] >= 0).sum()}),
-    ],
-)
-def test_loss_over_tokens_is_recognized_or_declared(parts, options):
-    torch.testing.assert_close(gradient_of(parts, **options), gradient_of(WHOLE))
-
-
-def test_examples_are_the_mean_of_the_losses_of_equal_microbatches():
-    found = gradient_of(WHOLE, grad_accum=2, loss_mean_over="examples")
-
-    halves = [gradient_of([(TOKENS[rows], PADDED[rows])]) for rows in (slice(2), slice(2, 4))]
-    expected = {name: (halves[0][name] + halves[1][name]) / 2 for name in found}
-    torch.testing.assert_close(found, expected)
-
-
 class Masked(nn.Module):
     """A loss that declares its weight, which a watch can't find."""
 
@@ -87,11 +59,48 @@ class Masked(nn.Module):
         return (batch[1] >= 0).sum()
 
 
-@pytest.mark.parametrize("options", [{"grad_accum": 4}, {"parallel": DDP(shards=3)}])
-def test_loss_declares_its_weight(options):
-    found = gradient_of(WHOLE, loss_fn=Masked(), **options)
+class OfLabels(Masked):
+    """A mean over labels that declares how many there are."""
 
-    torch.testing.assert_close(found, gradient_of(WHOLE, loss_fn=Masked()))
+    def forward(self, outputs, targets):
+        return cross_entropy(outputs, targets)
+
+
+IGNORES_1 = {"loss_fn": partial(cross_entropy, ignore_index=-1)}
+SMOOTHED = {"loss_fn": OfLabels(), "algorithms": [LabelSmoothing()]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "run", "split"),
+    [
+        (WHOLE, {}, {"grad_accum": 3}),
+        (PARTS, {}, {"accumulate_batches": 2}),
+        (WHOLE, {}, {"grad_accum": 3, "loss_mean_over": "tokens"}),
+        (WHOLE, {}, {"grad_accum": 3, "loss_mean_over": lambda b: int((b[1] >= 0).sum())}),
+        (WHOLE, {}, {"grad_accum": 3, "loss_mean_over": lambda outputs, b: (b[1] >= 0).sum()}),
+        # tokens are labels of at least 0, whatever the loss ignores
+        (
+            [(TOKENS, PADDED.clamp(min=-1))],
+            IGNORES_1,
+            {"grad_accum": 3, "loss_mean_over": "tokens"},
+        ),
+        (WHOLE, {"loss_fn": Masked()}, {"grad_accum": 4}),
+        (WHOLE, {"loss_fn": Masked()}, {"parallel": DDP(shards=3)}),
+        (WHOLE, SMOOTHED, {"microbatch_size": 1}),  # an algorithm replaces the targets
+    ],
+)
+def test_loss_over_labels_is_recognized_or_declared(parts, run, split):
+    whole = [tuple(map(torch.cat, zip(*parts, strict=True)))]
+
+    torch.testing.assert_close(gradient_of(parts, **run, **split), gradient_of(whole, **run))
+
+
+def test_examples_are_the_mean_of_the_losses_of_equal_microbatches():
+    found = gradient_of(WHOLE, grad_accum=2, loss_mean_over="examples")
+
+    halves = [gradient_of([(TOKENS[rows], PADDED[rows])]) for rows in (slice(2), slice(2, 4))]
+    expected = {name: (halves[0][name] + halves[1][name]) / 2 for name in found}
+    torch.testing.assert_close(found, expected)
 
 
 def test_evaluation_uses_the_declared_weight():
@@ -142,11 +151,6 @@ def test_weights_that_are_all_zero_are_an_error(options):
         fit(**options, grad_accum=2)
 
 
-def test_a_vector_of_losses_is_an_error_that_names_the_argument():
-    with pytest.raises(ValueError, match="loss_fn returned a tensor of shape"):
-        fit(loss_fn=partial(cross_entropy, reduction="none"), grad_accum=2)
-
-
 @pytest.mark.parametrize("options", [{}, {"grad_accum": 2}])
 def test_a_loss_without_a_value_is_an_error_that_names_the_argument(options):
     def loss_fn(outputs, targets):
@@ -156,24 +160,11 @@ def test_a_loss_without_a_value_is_an_error_that_names_the_argument(options):
         fit(loss_fn=loss_fn, **options)
 
 
-def test_a_part_without_weight_has_no_gradient():
-    weight = torch.ones(7)
-    weight[5] = 0.0
-    targets = TOKENS.clone()
-    targets[0] = 5
-    loss = nn.CrossEntropyLoss(weight)
-    whole, parts = ([(TOKENS, targets)], {"microbatch_size": 1})
-
-    torch.testing.assert_close(
-        gradient_of(whole, loss_fn=loss, **parts), gradient_of(whole, loss_fn=loss)
-    )
-
-
 @pytest.mark.parametrize("algorithm", [None, LabelSmoothing(), MixUp()], ids=str)
 @pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"parallel": DDP(shards=2)}])
 def test_a_batch_without_labels_changes_no_weight(algorithm, options):
     images, labels = examples(4)
-    trained = make_trainer(
+    found = trained(
         linear(),
         [(images, torch.full_like(labels, IGNORED))],
         optimizers=partial(torch.optim.SGD, lr=0.1),
@@ -182,9 +173,8 @@ def test_a_batch_without_labels_changes_no_weight(algorithm, options):
         max_duration="1ba",
         **options,
     )
-    trained.fit()
 
-    assert same(weights(trained.state.model), weights(linear()))
+    assert same(found, weights(linear()))
 
 
 def test_another_loss_with_the_same_calls_is_confirmed_again():
@@ -221,58 +211,6 @@ def test_loss_at_after_backward_is_its_share():
     assert sum(watch.values) == pytest.approx(loss)
 
 
-class WithLoss(nn.Module):
-    """A model of Transformers that computes its loss from the labels."""
-
-    def __init__(self):
-        super().__init__()
-        pytest.importorskip("transformers")
-        self.inner = build("gpt2")
-
-    def forward(self, batch):
-        return self.inner(**batch)
-
-    def loss(self, outputs, batch):
-        return outputs.loss
-
-
-def trained_with_own_loss(**options):
-    trainer = make_trainer(
-        seeded(WithLoss).double(),
-        train_dataloader=[{"input_ids": TOKENS, "labels": PADDED}],
-        input_key="input_ids",
-        target_key="labels",
-        loss_fn=None,
-        max_duration="1ep",
-        **options,
-    )
-    trainer.state.model.inner.config.attn_pdrop = 0.0
-    for module in trainer.state.model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    trainer.fit()
-    return weights(trainer.state.model)
-
-
-def test_next_tokens_are_the_terms_of_a_model_that_shifts_its_labels():
-    whole = trained_with_own_loss()
-
-    torch.testing.assert_close(
-        trained_with_own_loss(grad_accum=2, loss_mean_over="next_tokens"), whole
-    )
-
-
-def test_loss_of_a_wrapped_model_that_shifts_its_labels_is_recognized():
-    whole = trained_with_own_loss()
-
-    torch.testing.assert_close(trained_with_own_loss(grad_accum=2), whole)
-
-
-def test_warns_where_all_tokens_are_counted_and_the_model_shifts_its_labels():
-    with pytest.warns(LossMeanWarning, match="GPT2LMHeadModel shifts .* pass 'next_tokens'"):
-        trained_with_own_loss(grad_accum=2, loss_mean_over="tokens")
-
-
 def test_counts_the_tokens_of_mixed_targets_by_their_weights():
     pair = MixedTargets(torch.tensor([[1, -100]]), torch.tensor([[-100, -100]]), torch.tensor(0.75))
 
@@ -303,19 +241,17 @@ class WithRare(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize(
-    ("build", "loss_fn"), [(linear, by_ones), (WithRare, None)], ids=["function", "forward pass"]
-)
-def test_sums_of_parts_whose_count_is_0_are_kept(build, loss_fn):
-    options = {"loss_fn": loss_fn, "max_duration": "1ep"}
+def whole_and_split(build, **options):
+    """Return the weights after an epoch of a batch, and after that of its examples one by one."""
+    options = {"max_duration": "1ep", **options}
+    return [trained(seeded(build), RARE, microbatch_size=size, **options) for size in (None, 1)]
 
-    whole, split = (
-        make_trainer(seeded(build), RARE, microbatch_size=size, **options).fit().model
-        for size in (None, 1)
-    )
 
-    torch.testing.assert_close(weights(split), weights(whole))
-    trainer = make_trainer(seeded(build), **options)
+def test_sums_of_parts_whose_count_is_0_are_kept_by_a_forward_pass():
+    whole, split = whole_and_split(WithRare, loss_fn=None)
+
+    torch.testing.assert_close(split, whole)
+    trainer = make_trainer(seeded(WithRare), loss_fn=None)
     examples = [(x[None], y[None]) for x, y in zip(*RARE[0], strict=True)]
     parts, all_at_once = (trainer.eval(data)["eval"]["loss"] for data in (examples, RARE))
     assert parts == pytest.approx(all_at_once)
@@ -365,14 +301,9 @@ PENALTIES = {
 @pytest.mark.parametrize("name", PENALTIES)
 def test_penalty_of_an_algorithm_counts_once(name):
     loss_fn, penalty = PENALTIES[name]
-    options = {"loss_fn": loss_fn, "algorithms": [Penalty(penalty)], "max_duration": "1ep"}
+    whole, split = whole_and_split(linear, loss_fn=loss_fn, algorithms=[Penalty(penalty)])
 
-    whole, split = (
-        make_trainer(seeded(linear), RARE, microbatch_size=size, **options).fit().model
-        for size in (None, 1)
-    )
-
-    torch.testing.assert_close(weights(split), weights(whole))
+    torch.testing.assert_close(split, whole)
 
 
 @pytest.mark.parametrize("loss_fn", [by_ones, with_mean])
@@ -562,34 +493,6 @@ def reports_half(outputs, batch):
 def test_a_declaration_is_compared_once_with_two_halves(options, message, split):
     with pytest.raises(SplitLossError, match=message):
         fit(train_dataloader=[(TOKENS, PADDED)] * 2, **options, **split)
-
-
-def test_tokens_are_labels_of_at_least_0_whatever_the_loss_ignores():
-    targets = PADDED.clamp(min=-1)
-    loss = partial(cross_entropy, ignore_index=-1)
-
-    declared = gradient_of([(TOKENS, targets)], loss_fn=loss, loss_mean_over="tokens", grad_accum=3)
-
-    torch.testing.assert_close(declared, gradient_of([(TOKENS, targets)], loss_fn=loss))
-
-
-class OfLabels(nn.Module):
-    """A mean over labels that declares how many there are."""
-
-    def forward(self, outputs, targets):
-        return cross_entropy(outputs, targets)
-
-    def loss_weight(self, outputs, batch):
-        return (batch[1] >= 0).sum()
-
-
-def test_a_declared_weight_counts_the_targets_that_an_algorithm_replaces():
-    whole, split = (
-        gradient_of(WHOLE, loss_fn=OfLabels(), algorithms=[LabelSmoothing()], **options)
-        for options in ({}, {"microbatch_size": 1})
-    )
-
-    torch.testing.assert_close(split, whole)
 
 
 WEIGHED = nn.CrossEntropyLoss(torch.arange(1.0, CLASSES + 1))

@@ -3,15 +3,19 @@
 That global callbacks leave no trace is in property_tests/test_observers.py.
 """
 
+import contextvars
+import threading
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
-from composable import Callback, Control, Event, ObserverError, register_global_callback
+from composable import Callback, Control, Evaluator, Event, ObserverError, register_global_callback
 from composable.algorithms import MixUp
+from composable.callbacks import CheckpointSaver
 from composable.core.destination import LoggerDestination
 from composable.loggers import InMemoryLogger
+from composable.plan.global_callbacks import global_callbacks
 from tests.support.data import batches
 from tests.support.models import same, weights
 from tests.support.observers import Watch
@@ -179,23 +183,30 @@ class HasNoDisk(Callback):
         raise OSError("no disk")
 
 
+GIVE = [
+    lambda trainer, one: trainer.add_callback(one),
+    lambda _, one: register_global_callback(one),
+]
+
+
+@pytest.mark.parametrize("give", GIVE, ids=["add", "register"])
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (Says, r"the class Says, and Says\(\) failed: .*'label'.*; pass an inst"),
         (HasNoDisk, r"the class HasNoDisk, and HasNoDisk\(\) failed: no disk; pass an instance"),
-        (MixUp, "callback is the class MixUp"),
+        (MixUp, r"callback is the class MixUp; pass an instance, MixUp\(\)"),
         (MixUp(), r"callback is MixUp.*an algorithm; pass it in algorithms=\[...\]"),
         (3, "callback is 3; pass a Callback, or a function"),
     ],
 )
-def test_add_callback_rejects_anything_else(given, message):
+def test_anything_else_is_refused(given, message, give):
     trainer = make_trainer()
 
     with pytest.raises(TypeError, match=message):
-        trainer.add_callback(given)
+        give(trainer, given)
 
-    assert trainer.plan.callbacks == ()
+    assert trainer.plan.callbacks == global_callbacks() == ()
 
 
 # --- errors, and closing ---
@@ -306,6 +317,14 @@ def test_call_by_a_callback_is_part_of_the_run_and_closes_nothing():
     assert same(weights(trainer.state.model), trained())
 
 
+def test_a_trainer_within_a_callback_is_not_reported():
+    class Nest(Callback):
+        def fit_start(self, state, logger):
+            make_trainer(max_duration="1ba").fit()
+
+    make_trainer(callbacks=[Nest()], max_duration="1ba", check_effects=False).fit()
+
+
 def test_logger_that_fails_is_named():
     class Full(LoggerDestination):
         def log_metrics(self, metrics, timestamp):
@@ -379,3 +398,153 @@ def test_check_effects_rejects_a_change_of_the_training_mode():
         ObserverError, match=r"peek changed state.model.training from True to False"
     ):
         make_trainer(callbacks=[peek], check_effects=True).fit()
+
+
+# --- who is a global callback, where, and until when ---
+
+
+class One(Callback):
+    pass
+
+
+class Equal(Callback):
+    def __eq__(self, other):
+        return isinstance(other, Equal)
+
+    __hash__ = None
+
+
+def test_callbacks_of_blocks_are_ordered_from_outside_in_and_once_each():
+    outer, inner = One(), One()
+
+    with outer as entered:
+        assert entered is outer
+        assert global_callbacks() == (outer,)
+        with inner, outer:
+            assert global_callbacks() == (outer, inner)
+        assert global_callbacks() == (outer,)
+    assert global_callbacks() == ()
+
+
+def test_blocks_may_end_in_another_order_and_end_after_an_error():
+    first, second = One(), One()
+    with pytest.raises(RuntimeError, match="no disk"), One(), One():
+        raise RuntimeError("no disk")
+    first.__enter__()
+    second.__enter__()
+
+    first.__exit__(None, None, None)
+    assert global_callbacks() == (second,)
+
+    second.__exit__(None, None, None)
+    assert global_callbacks() == ()
+
+
+def test_callbacks_that_are_equal_are_two():
+    first, second = Equal(), Equal()
+
+    with first, second:
+        assert [one is two for one, two in zip(global_callbacks(), (first, second), strict=True)]
+        second.__exit__(None, None, None)
+        assert [one is first for one in global_callbacks()] == [True]
+        second.__enter__()
+    assert global_callbacks() == ()
+
+
+def test_a_block_is_of_its_thread_and_a_registered_one_of_the_process():
+    registered, entered, seen = One(), One(), []
+    handle = register_global_callback(registered)
+
+    with entered:
+        thread = threading.Thread(
+            target=contextvars.Context().run, args=(lambda: seen.append(global_callbacks()),)
+        )
+        thread.start()
+        thread.join()
+        assert global_callbacks() == (registered, entered)
+    handle.remove()
+
+    assert seen == [(registered,)]
+
+
+def test_many_threads_can_register_and_remove_at_once():
+    begin = threading.Barrier(8)
+
+    def work():
+        begin.wait()
+        for _ in range(200):
+            handle = register_global_callback(One())
+            assert handle.callback in global_callbacks()
+            handle.remove()
+            assert handle.callback not in global_callbacks()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert global_callbacks() == ()
+
+
+def test_each_handle_removes_its_own_registration_once():
+    one, other = One(), InMemoryLogger()
+    handles = [register_global_callback(each) for each in (one, one, other, look, look)]
+
+    handles[0].remove()
+    handles[0].remove()
+    assert global_callbacks()[:2] == (one, other)
+    assert [callback.name for callback in global_callbacks()[2:]] == ["look"]
+
+    for handle in handles[1:]:
+        handle.remove()
+    assert global_callbacks() == ()
+
+
+# --- what a callback may ask of the run that it is attached to ---
+
+
+class Asks(Callback):
+    """Keeps the run, and what it offers in an evaluation."""
+
+    def attach(self, run):
+        self.run = run
+
+    def eval_start(self, state, logger):
+        self.seen = self.run.train_dataloader, self.run.evaluators, self.run.loss_scaler
+
+
+def test_a_callback_gets_the_loaders_and_the_loss_scaler():
+    loader, evaluated, asks = batches(12), batches(8), Asks()
+    evaluator = Evaluator("test", evaluated)
+
+    make_trainer(loader=loader, eval_dataloader=evaluator, callbacks=[asks]).fit()
+
+    train_dataloader, evaluators, scaler = asks.seen
+    assert train_dataloader is loader
+    assert [one.label for one in evaluators] == ["test"]
+    assert evaluators[0].dataloader is evaluated
+    assert (scaler.scale.shape, scaler.num_skipped) == ((), 0)
+
+
+def files_in(folder):
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_a_global_saver_writes_what_it_requests_within_its_block(tmp_path):
+    trainer = make_trainer(loader=batches(4), max_duration="1ep")
+    with CheckpointSaver(tmp_path):
+        trainer.fit()
+    assert files_in(tmp_path) == ["ep1-ba1"]
+
+    trainer.fit(duration="1ep")
+    assert files_in(tmp_path) == ["ep1-ba1"]
+
+
+def test_each_call_attaches_a_callback_once(tmp_path):
+    trainer = make_trainer(save_folder=tmp_path, loader=batches(4), max_duration="1ep")
+    trainer.fit()
+    trainer.fit(duration="1ep")
+
+    run = trainer._run
+    assert len(run.checkpoints.managers) == len(run.recorders) == 1

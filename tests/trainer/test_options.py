@@ -54,17 +54,6 @@ def test_each_option_is_in_one_group_that_documents_it():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"save_overwrite": "yes"}, {"seed": "7"}, {"grad_accum": 2.0}, {"optimizers": "sgd"}],
-    ids=str,
-)
-def test_a_value_of_the_wrong_type_names_its_argument(options):
-    (name,) = options
-    with pytest.raises(TypeError, match=f"^{name}"):
-        make_trainer(**options)
-
-
-@pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         ((linear(),), {"max_epochs": 3}, "Trainer got an unexpected argument 'max_epochs'"),

@@ -7,7 +7,6 @@ import attrs
 import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import TypedDict
 
 from composable import Control, Time
@@ -19,7 +18,7 @@ from composable.resume.parts import ENGINE, Parts
 from composable.trainer.evaluated_weights import BestWeights
 from composable.trainer.run import Run
 from tests.support.campaign import drawn
-from tests.support.data import batches, examples, shuffling_loader
+from tests.support.data import batches, shuffling_loader
 from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
 from tests.support.runs import make_trainer
@@ -32,16 +31,11 @@ PARTS = (
 
 def build():
     """Build a Trainer whose parts all have state."""
-    inputs, targets = examples(12)
-    inputs[5] = torch.nan
+    loader = shuffling_loader(12, generator=torch.Generator().manual_seed(3))
+    loader.dataset.tensors[0][5] = torch.nan
     return make_trainer(
         linear(),
-        train_dataloader=DataLoader(
-            TensorDataset(inputs, targets),
-            batch_size=4,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(3),
-        ),
+        loader,
         eval_dataloader=batches(12),
         schedulers=partial(StepLR, step_size=1),
         microbatch_size="auto",
@@ -120,6 +114,8 @@ def test_what_is_captured_has_the_declared_structure(run, parts):
 
     assert captured.keys() == parts.structure.keys() - {ENGINE}
     parts.check(through_a_file(captured), "ep1")
+    with pytest.raises(DamagedCheckpointError, match="ep1 is damaged: unknown entry 'code'"):
+        parts.check({**through_a_file(captured), "code": "import os"}, "ep1")
     assert tuple(run.parts) == PARTS
     assert {"requests"} == run.parts.keys() - {field.name for field in attrs.fields(Run)}
 

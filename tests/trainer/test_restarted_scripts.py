@@ -1,72 +1,26 @@
-"""Scripts that are run again: with several calls of `fit`, other arguments, another order."""
+"""Scripts that run again: several calls of `fit`, other arguments, another order, other data."""
 
+import itertools
 from functools import partial
 
 import pytest
+import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Callback
-from composable.algorithms import EMA
+from composable import Event, when
+from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver, EarlyStopper
 from composable.metrics import accuracy
 from composable.optim import cosine
 from composable.resume import ChangedRunWarning
 from tests.support.campaign import each_once
-from tests.support.data import batches, examples
-from tests.support.models import same, weights
+from tests.support.data import batches, examples, noisy_loader, shuffling_loader
+from tests.support.observers import Raise
 from tests.support.runs import make_trainer
-
-
-class Stopped(Exception):
-    pass
-
-
-class StopAt(Callback):
-    """Ends a run after the save of a batch."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def after_save(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            raise Stopped
-
-
-SCRIPTS = {
-    "fit(); fit('2ep')": ("1ep", [None, "2ep"], 9),
-    "fit('3ep')": (None, ["3ep"], 9),
-    "fit('1ep'); fit('4ba'); fit('1ep')": (None, ["1ep", "4ba", "1ep"], 9),
-    "fit(); fit('1ep'); fit('1ep')": ("1ep", [None, "1ep", "1ep"], 9),
-}
-
-
-STOPS = [[2], [3], [4], [7], [2, 5], [4, 5, 6, 8], [9]]
-
-
-@pytest.mark.parametrize(("script", "stops"), each_once(list(SCRIPTS), STOPS), ids=str)
-def test_restarted_script_trains_as_long_as_one_that_was_not_stopped(script, stops, tmp_path):
-    whole, calls, length = SCRIPTS[script]
-
-    def run(stop, **options):
-        trainer = make_trainer(
-            callbacks=[StopAt(stop)], max_duration=whole, algorithms=[EMA("1ba")], **options
-        )
-        for duration in calls:
-            trainer.fit(duration=duration)
-        return trainer.state
-
-    saves = {"save_folder": tmp_path, "save_interval": "1ba", "autoresume": True}
-    for stop in stops:
-        with pytest.raises(Stopped):
-            run(stop, **saves)
-    state, expected = run(None, **saves), run(None)
-
-    assert state.timestamp.batch == expected.timestamp.batch == length
-    assert same(weights(state.model), weights(expected.model))
 
 
 def test_calls_of_another_script_are_its_own(tmp_path):
@@ -87,8 +41,9 @@ def test_calls_of_another_script_are_its_own(tmp_path):
 )
 def test_duration_in_another_unit(longer, length, saved_at, tmp_path):
     options = {"save_folder": tmp_path, "save_interval": "1ba", "schedulers": cosine()}
-    with pytest.raises(Stopped):
-        make_trainer(max_duration="3ep", callbacks=[StopAt(saved_at)], **options).fit()
+    stop = Raise(KeyboardInterrupt(), Event.AFTER_SAVE, saved_at)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(max_duration="3ep", callbacks=stop, **options).fit()
 
     again = make_trainer(max_duration=longer, autoresume=True, **options)
 
@@ -149,6 +104,7 @@ def mlp(p=0.5):
 CHANGES = [
     ({"model": lambda: mlp(0.1)}, r"modules/1: Dropout\(p=0.5.*-> Dropout\(p=0.1"),
     ({"loss_fn": lambda: nn.CrossEntropyLoss()}, "loss_fn: cross_entropy -> CrossEntropyLoss"),
+    ({"algorithms": lambda: [EMA("2ba")]}, "algorithms/EMA: None -> EMA"),
     ({"schedulers": lambda: cosine(warmup="1ba")}, r"schedulers: .*-> .*1ba"),
     ({"grad_accum": lambda: 2}, "options/grad_accum: None -> 2"),
     ({"train_dataloader": lambda: data(shuffle=True)}, "data/sampler: SequentialSampler -> Random"),
@@ -180,6 +136,23 @@ def saved(tmp_path_factory):
 
 def test_equal_runs_do_not_warn(saved):
     build(saved, load_path=saved)  # a warning is an error
+
+
+def test_equal_runs_are_described_equally(tmp_path):
+    def run():
+        return make_trainer(
+            algorithms=[when(lambda state: True, MixUp())],
+            schedulers=lambda clock: 1.0,
+            save_folder=tmp_path,
+            autoresume=True,
+        )
+
+    first = run()
+    first.fit()
+    second = run()  # warnings are errors: the run has not changed
+    described = [one._records.describe(one.state) for one in (first, second)]
+    assert described[0]["schedulers"] == described[1]["schedulers"]
+    assert "0x" not in str(described[0]["schedulers"]) + str(described[0]["algorithms"])
 
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES, ids=lambda one: str(one)[:20])
@@ -226,3 +199,129 @@ def test_settings_of_torch_schedulers_are_those_of_the_checkpoint(tmp_path):
 
     with pytest.warns(ChangedRunWarning, match=r"rates/schedulers/0: .*step_size=1.*step_size=5"):
         make_trainer(load_path=tmp_path, schedulers=partial(StepLR, step_size=5), **options)
+
+
+# --- the times within an iteration ---
+
+
+OPTIONS = {"max_duration": "3ep", "iteration_length": 2, "count_tokens": lambda batch: 7}
+
+
+@pytest.fixture(scope="module")
+def in_iterations(tmp_path_factory):
+    in_iterations = tmp_path_factory.mktemp("saved")
+    make_trainer(save_folder=in_iterations, save_interval="2ba", **OPTIONS).fit()
+    return in_iterations
+
+
+@pytest.mark.parametrize("name", ["ep0-ba2", "ep1-ba6", "ep2-ba8", "ep3-ba9"])
+def test_iteration_continues_after_a_resume(in_iterations, name):
+    saved = make_trainer(load_path=in_iterations / name, **OPTIONS)
+    start = saved.state.timestamp
+    whole = {"ep0-ba2": (0, 14), "ep1-ba6": (1, 42), "ep2-ba8": (0, 14), "ep3-ba9": (1, 21)}
+
+    assert (start.epoch_in_iteration, start.token_in_iteration) == whole[name]
+    assert 0 < start.iteration_wct <= start.total_wct
+
+    now = saved.fit().timestamp
+
+    assert (now.iteration, now.epoch_in_iteration, now.token_in_iteration) == (1, 1, 21)
+    assert now.iteration_wct >= now.epoch_wct
+
+
+# --- other data ---
+
+
+NAMED = "the data differ from the saved run's: the first batch of epoch {} is another one"
+
+
+def rebatched():
+    """Return as many batches of the same sizes, of which each has examples of another one."""
+    inputs, labels = (one.roll(1, 0) for one in examples(24))
+    return list(zip(inputs.split(4), labels.split(4), strict=True))
+
+
+def dataset(*, reverse=False):
+    return TensorDataset(*(one.flip(0) if reverse else one for one in examples(24)))
+
+
+def loader(*, reverse=False, **options):
+    return DataLoader(dataset(reverse=reverse), batch_size=4, **options)
+
+
+def resume(folder, data, other, *, at, **options):
+    """Train up to a batch, and resume with other data."""
+    options = {"max_duration": "3ep", **options}
+    first = make_trainer(None, data, **options)
+    first.fit(duration=at)
+    first.save_checkpoint(folder / "saved")
+    trainer = make_trainer(None, other, load_path=folder / "saved", **options)
+    trainer.fit(duration="3ba")
+
+
+@pytest.mark.parametrize(("at", "epoch"), [("2ba", 0), ("8ba", 1), ("1ep", 0)])
+@pytest.mark.parametrize(
+    ("data", "other"),
+    [
+        (batches(24, 4), batches(24, 4)[::-1]),
+        (batches(24, 4), rebatched()),
+        (loader(), loader(reverse=True)),
+        (loader(shuffle=True), loader(shuffle=True, reverse=True)),
+        (loader(num_workers=1), loader(num_workers=1, reverse=True)),
+    ],
+    ids=["reversed", "re-batched", "dataset", "shuffled", "workers"],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_other_data_of_the_same_length_are_a_warning(tmp_path, data, other, at, epoch, count):
+    if count == 2:
+        at, epoch = {"2ba": ("1ba", 0), "8ba": ("4ba", 1), "1ep": ("1ep", 0)}[at]
+    with pytest.warns(ChangedRunWarning, match=NAMED.format(epoch)):
+        resume(tmp_path, data, other, at=at, accumulate_batches=count)
+
+
+@pytest.mark.parametrize("at", ["2ba", "8ba", "1ep"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: batches(24, 4),
+        loader,
+        lambda: loader(shuffle=True),
+        lambda: loader(shuffle=True, generator=torch.Generator().manual_seed(3)),
+        lambda: loader(shuffle=True, num_workers=1, persistent_workers=True),
+        noisy_loader,
+        shuffling_loader,
+    ],
+)
+def test_the_same_data_are_quiet(tmp_path, make, at):
+    resume(tmp_path, make(), make(), at=at)
+
+
+def test_streams_are_not_read_again(tmp_path):
+    reads = itertools.count()
+
+    class Counted(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            next(reads)
+            return iter(dataset())
+
+    streams = (DataLoader(Counted(), batch_size=4) for _ in range(2))
+    resume(tmp_path, *streams, at="1ep")
+
+    assert next(reads) == 2
+
+
+def test_one_batch_is_read_again(tmp_path):
+    asked = []
+
+    class Asked(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            asked.append(index)
+            return dataset()[index]
+
+    loaders = (DataLoader(Asked(), batch_size=4) for _ in range(2))
+    resume(tmp_path, *loaders, at="3ba")
+
+    assert asked[12:] == [*range(4), *range(12, 24)]

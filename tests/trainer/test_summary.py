@@ -50,6 +50,13 @@ def test_summary_is_not_an_error_in_a_notebook(notebook, capsys, monkeypatch):
     assert ("Trained Linear" in error) is not notebook
 
 
+def test_bar_in_a_notebook_is_drawn_twice_a_second():
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    bar = ProgressBarLogger(stream=stream)
+    make_trainer(loggers=[bar], max_duration="1ba").fit()
+    assert bar._pause == 0.5
+
+
 def printed(capsys, **options):
     """Train with a progress bar, and return the lines below the bar."""
     make_trainer(progress_bar=True, **options).fit()

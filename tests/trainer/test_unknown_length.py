@@ -1,10 +1,14 @@
-"""Loaders without a length: durations, the progress bar, schedules, and epochs that get shorter."""
+"""Loaders without a length: schedules, epochs that get shorter, and streams that resume."""
 
 import io
+import random
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from torch.optim import SGD
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from composable import Clock, Event, Timestamp, during
 from composable.algorithms import (
@@ -16,30 +20,16 @@ from composable.algorithms import (
     SplitHead,
     StochasticDepth,
 )
+from composable.data import ReplayedBatchesWarning
 from composable.loggers import InMemoryLogger, ProgressBarLogger
 from composable.optim import constant, cosine, linear, step
 from composable.plan.spans import find_unmeasured
+from tests.support.campaign import each_once
 from tests.support.data import batches, stream
 from tests.support.models import linear as linear_model
+from tests.support.models import same, weights
 from tests.support.observers import Trace
 from tests.support.runs import make_trainer
-
-
-@pytest.mark.parametrize(
-    ("duration", "batch", "epoch"),
-    [("7ba", 7, 2), ("17sp", 5, 1), ("50tok", 3, 0), ("2ep", 6, 2), ("1iter", 6, 2)],
-)
-def test_every_unit_ends_a_run(duration, batch, epoch):
-    state = make_trainer(
-        loader=stream(12),
-        max_duration=duration,
-        count_tokens=lambda batch: 5 * len(batch[1]),
-        iteration_length="2ep" if duration.endswith("iter") else None,
-        eval_dataloader=stream(8),
-    ).fit()
-
-    assert (state.timestamp.batch, state.timestamp.epoch) == (batch, epoch)
-    assert state.metrics["eval"]["loss"] > 0
 
 
 class Abstract:
@@ -162,3 +152,75 @@ def test_a_method_of_a_share_of_an_epoch_warns_when_training_starts():
 
     with pytest.warns(UserWarning, match="SelectiveBackprop follows the elapsed share of a run"):
         trainer.fit()
+
+
+# --- streams of iterable datasets ---
+
+
+class Stream(IterableDataset):
+    """Twelve examples that depend on the epoch and on all global generators."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, stride = (0, 1) if info is None else (info.id, info.num_workers)
+        for i in range(first, 12, stride):
+            noise = torch.rand(()) + random.random() + float(np.random.rand())  # noqa: NPY002
+            yield torch.full((4,), float(i + self.epoch)) + noise, torch.tensor(i % 3)
+
+
+LOADERS = {
+    "no workers": {},
+    "2 workers": {"num_workers": 2},
+    "persistent": {"num_workers": 1, "persistent_workers": True},
+}
+
+
+@pytest.fixture(params=LOADERS.values(), ids=LOADERS)
+def build(request):
+    """Return a function that builds a Trainer on streams."""
+
+    def build(**changes):
+        return make_trainer(
+            linear_model(),
+            train_dataloader=DataLoader(Stream(), batch_size=2, **request.param),
+            eval_dataloader=DataLoader(Stream(), batch_size=4, **request.param),
+            check_effects=False,
+            **changes,
+        )
+
+    return build
+
+
+def test_train_evaluate_predict_and_repeat(build):
+    first, again = build(), build()
+    state = first.fit()
+    assert (state.timestamp.epoch, state.timestamp.batch, state.timestamp.sample) == (2, 12, 24)
+    assert state.epoch_length is None
+    assert same(weights(again.fit().model), weights(state.model))
+    assert again.state.metrics == state.metrics
+    assert first.eval() == again.eval()
+    predictions = [
+        trainer.predict(DataLoader(Stream(), batch_size=4)) for trainer in (first, again)
+    ]
+    assert all(map(torch.equal, *predictions))
+    assert len(predictions[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("build", "batch"), each_once(list(LOADERS.values()), [8, 4]), indirect=["build"]
+)
+def test_resumed_run_is_exact(build, tmp_path, batch):
+    options = {"save_folder": tmp_path, "save_interval": "4ba"}
+    expected = weights(build(**options).fit().model)
+
+    resumed = build(load_path=tmp_path / f"ep{batch // 6}-ba{batch}")
+    with pytest.warns(ReplayedBatchesWarning) as caught:
+        state = resumed.fit()
+
+    assert same(weights(state.model), expected)
+    assert caught[0].filename == __file__

@@ -61,76 +61,66 @@ def foreign(parameters):
 
 
 OTHER, PARTS = nn.Linear(1, 1), r"its modules are \['lower', 'upper'\]: pass"
-BAD = {  # arguments of the update and of the run, and the error
-    "name": ({"name": 3}, {}, "name=3 of an update must be a string"),
-    "slash": ({"name": "a/b"}, {}, "name='a/b' of an update must be a name without a slash"),
-    "loss": ({"loss": 3}, {}, "loss=3 of the update 'upper' must be a function"),
-    "batch": ({"batch": 3}, {}, "batch=3 of the update 'upper' must be a function"),
-    "every": ({"every": 0}, {}, "every of the update 'upper'=0 must be at least 1"),
-    "times": ({"times": 0}, {}, "times of the update 'upper'=0 must be at least 1"),
-    "class": (
-        {"optimizer": torch.optim.SGD},
-        {},
-        "of the update 'upper' must be a function, such",
-    ),
-    "none": ({"parameters": []}, {}, rf"'upper' has parameters=\[\], which match no .*{PARTS}"),
-    "pattern": ({"parameters": "other.*"}, {}, f"'upper' has parameters='other.*{PARTS}"),
-    "one of two": ({"parameters": ["upper", "head"]}, {}, "the update 'upper' has .*='head'"),
-    "foreign": ({"optimizer": foreign}, {}, "the optimizer of the update 'upper' has param"),
-    "no optimizer": ({"optimizer": lambda p: 3}, {}, "the update 'upper': optimizers contains"),
-    "module": ({"loss": nn.Linear(1, 1)}, {}, "the loss of the update 'upper' has parameters"),
-    "detached": ({"loss": detached}, {}, "the update 'upper' has no gradient for its parameters"),
-    "input": ({"loss": of_the_input}, {}, "the update 'upper' has no gradient for its parameters"),
-    "vector": ({"loss": of_a_vector}, {}, r"the update 'upper' returned a tensor of shape \(3,\)"),
-    "no loss": (
-        {"loss": lambda m, b: {"a": 1}},
-        {},
-        r"'upper' returned \['a'\], and must return 'loss'",
-    ),
-    "number": ({"loss": lambda m, b: 0.5}, {}, "the update 'upper' returned float and must"),
-    "closure": (
-        {"optimizer": lbfgs},
-        {"precision": "amp_fp16"},
-        "LBFGS of the update 'upper' comp",
-    ),
+BAD = {  # arguments of the update, and the error
+    "name": ({"name": 3}, "name=3 of an update must be a string"),
+    "slash": ({"name": "a/b"}, "name='a/b' of an update must be a name without a slash"),
+    "names": ({"name": "lower"}, r"updates have the names \['lower', 'lower'\], which must"),
+    "loss": ({"loss": 3}, "loss=3 of the update 'upper' must be a function"),
+    "batch": ({"batch": 3}, "batch=3 of the update 'upper' must be a function"),
+    "every": ({"every": 0}, "every of the update 'upper'=0 must be at least 1"),
+    "times": ({"times": 0}, "times of the update 'upper'=0 must be at least 1"),
+    "class": ({"optimizer": torch.optim.SGD}, "of the update 'upper' must be a function, such"),
     "instance": (
         {"optimizer": torch.optim.SGD(OTHER.parameters(), lr=0.1)},
-        {},
         r"optimizer=SGD\(\.\.\.\) of the update 'upper' must be a function, such",
     ),
-    "tensors": (
-        {"parameters": OTHER.parameters()},
-        {},
-        "parameters of the update 'upper' is an object of the type generator: pass names",
+    "foreign": ({"optimizer": foreign}, "the optimizer of the update 'upper' has param"),
+    "no optimizer": ({"optimizer": lambda p: 3}, "the update 'upper': optimizers contains"),
+    "none": ({"parameters": []}, rf"'upper' has parameters=\[\], which match no .*{PARTS}"),
+    "pattern": ({"parameters": "other.*"}, f"'upper' has parameters='other.*{PARTS}"),
+    "one of two": ({"parameters": ["upper", "head"]}, "the update 'upper' has .*='head'"),
+    **{
+        kind: ({"parameters": given}, f"parameters of the update 'upper' {what}: pass names")
+        for kind, given, what in [
+            ("generator", OTHER.parameters(), "is an object of the type generator"),
+            ("Linear", OTHER, "is an object of the type Linear"),
+            ("Parameter", ["upper", OTHER.weight], "contains an object of the type Parameter"),
+        ]
+    },
+    "module": ({"loss": nn.Linear(1, 1)}, "the loss of the update 'upper' has parameters"),
+    "detached": ({"loss": detached}, "the update 'upper' has no gradient for its parameters"),
+    "input": ({"loss": of_the_input}, "the update 'upper' has no gradient for its parameters"),
+    "vector": ({"loss": of_a_vector}, r"the update 'upper' returned a tensor of shape \(3,\)"),
+    "no loss": (
+        {"loss": lambda m, b: {"a": 1}},
+        r"'upper' returned \['a'\], and must return 'loss'",
     ),
-    "list": (
-        {"parameters": ["upper", *OTHER.parameters()]},
-        {},
-        "parameters of the update 'upper' contains an object of the type Parameter: pass names",
-    ),
-    "network": (
-        {"parameters": OTHER},
-        {},
-        "parameters of the update 'upper' is an object of the type Linear: pass names",
-    ),
-    "names": ({"name": "lower"}, {}, r"updates have the names \['lower', 'lower'\], which must"),
-    "deepspeed": ({}, {"deepspeed_config": {"a": 1}}, r"\['lower', 'upper'\] and deepspeed_config"),
-    "decay": ({}, {"decay_norms_and_biases": False}, r"\['lower', 'upper'\] and decay_norms_and"),
-    "optimizers": ({}, {"optimizers": sgd}, r"\['lower', 'upper'\] and optimizers exclude"),
-    "metrics": ({}, {"train_metrics": {"a": mse_loss}}, r"\['lower', 'upper'\] and train_metrics"),
+    "number": ({"loss": lambda m, b: 0.5}, "the update 'upper' returned float and must"),
 }
+BAD_RUNS = [
+    ({"deepspeed_config": {"a": 1}}, r"\['lower', 'upper'\] and deepspeed_config"),
+    ({"decay_norms_and_biases": False}, r"\['lower', 'upper'\] and decay_norms_and"),
+    ({"optimizers": sgd}, r"\['lower', 'upper'\] and optimizers exclude"),
+    ({"train_metrics": {"a": mse_loss}}, r"\['lower', 'upper'\] and train_metrics"),
+    (
+        {"updates": [upper(optimizer=lbfgs)], "precision": "amp_fp16"},
+        "LBFGS of the update 'upper' comp",
+    ),
+    ({"updates": [3]}, r"updates contains 3: each must be a composable\.Update"),
+]
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_by_the_name_of_the_update(name):
-    of_update, of_run, message = BAD[name]
+    given, message = BAD[name]
     with pytest.raises((TypeError, ValueError, CheckError), match=message):
-        with_updates([lower(), upper(**{"every": 2, **of_update})], **of_run).check()
+        with_updates([lower(), upper(**{"every": 2, **given})]).check()
 
 
-def test_an_object_that_is_no_update_is_refused():
-    with pytest.raises(TypeError, match=r"updates contains 3: each must be a composable\.Update"):
-        with_updates([3])
+@pytest.mark.parametrize(("options", "message"), BAD_RUNS)
+def test_what_a_run_of_updates_cannot_have_is_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        with_updates(**{"updates": [lower(), upper()], **options})
 
 
 # --- what an update sees ---
