@@ -74,14 +74,8 @@ def test_skipped_batches_leave_no_trace():
         return state.remember("counts", state.memory.get("counts", 0) + 1)
 
     data, memory = poisoned((3, 5)), InMemoryLogger()
-    trainer = make_trainer(
-        seeded(Norm),
-        train_dataloader=data,
-        max_duration="1ep",
-        nonfinite_loss="skip",
-        algorithms=[count],
-        loggers=[memory],
-    )
+    options = {"algorithms": [count], "loggers": [memory], "max_duration": "1ep"}
+    trainer = make_trainer(seeded(Norm), data, nonfinite_loss="skip", **options)
 
     with pytest.warns(NonFiniteLossWarning, match="the loss of batch [35] was nan"):
         trainer.fit()
@@ -142,15 +136,8 @@ def test_weights_that_are_nan_from_the_start_are_named():
 
 def test_rollback_skips_the_batch_whose_step_broke_the_weights(tmp_path):
     model, data = nn.Linear(4, 3), batches([4] * 8)
-    trainer = make_trainer(
-        model,
-        data,
-        max_duration="1ep",
-        nonfinite_loss="rollback",
-        save_folder=tmp_path,
-        save_interval="2ba",
-        loss_fn=BreaksWeights(4),
-    )
+    options = {"loss_fn": BreaksWeights(4), "save_folder": tmp_path, "save_interval": "2ba"}
+    trainer = make_trainer(model, data, max_duration="1ep", nonfinite_loss="rollback", **options)
 
     with pytest.warns(NonFiniteLossWarning, match="batch 4 was nan: the batch is skipped"):
         trainer.fit()
@@ -167,15 +154,9 @@ def test_ignored_nonfinite_loss():
 def test_rollback_resumes_from_the_last_checkpoint_without_the_batch(tmp_path):
     data, memory = poisoned((5,)), InMemoryLogger()
     seen = Watch(Event.BATCH_START, read=lambda state: state.timestamp.batch)
+    options = {"save_folder": tmp_path, "save_interval": "2ba", "max_duration": "1ep"}
     trainer = make_trainer(
-        seeded(Norm),
-        train_dataloader=data,
-        max_duration="1ep",
-        nonfinite_loss="rollback",
-        save_folder=tmp_path,
-        save_interval="2ba",
-        loggers=[memory],
-        callbacks=[seen],
+        seeded(Norm), data, nonfinite_loss="rollback", loggers=memory, callbacks=seen, **options
     )
 
     with pytest.warns(NonFiniteLossWarning, match="batch 5"):

@@ -171,7 +171,7 @@ def test_does_not_warn_if_nothing_is_weighted_or_the_weight_is_given(options):
 
 
 def test_next_tokens_are_the_terms_of_a_model_that_shifts_its_labels():
-    split = fit("causal", grad_accum=2, loss_mean_over="next_tokens")
+    split = fit("causal", microbatch_size=1, loss_mean_over="next_tokens")
 
     assert_close(weights(split.state.model), weights(fit("causal").state.model))
     with pytest.warns(LossMeanWarning, match="GPT2LMHeadModel shifts .* pass 'next_tokens'"):
