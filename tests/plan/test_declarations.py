@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from composable import Algorithm, Event, Plan, Stage, State, chain, choose, during, when
-from composable.algorithms import LabelSmoothing, MixUp
+from composable.algorithms import MixUp
 from composable.core.algorithm import FunctionAlgorithm
 from tests.support.models import linear
 from tests.support.runs import make_trainer
@@ -75,11 +75,6 @@ MIX = MixUp()
             lambda: Plan.compile([MIX, during("0ep", "1ep", MIX)]),
             ValueError,
             "twice, the same instance: drop one of them, or put both into one chain(...).",
-        ),
-        (
-            lambda: Plan.compile([LabelSmoothing(), LabelSmoothing()]),
-            ValueError,
-            "rename one, such as LabelSmoothing(..., name='LabelSmoothing2').",
         ),
     ],
 )

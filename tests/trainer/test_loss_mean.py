@@ -160,6 +160,16 @@ def test_a_loss_without_a_value_is_an_error_that_names_the_argument(options):
         fit(loss_fn=loss_fn, **options)
 
 
+def test_a_part_without_weight_has_no_gradient():
+    weight = torch.ones(7)
+    weight[5] = 0.0
+    targets = TOKENS.clone()
+    targets[0] = 5
+    run = {"parts": [(TOKENS, targets)], "loss_fn": nn.CrossEntropyLoss(weight)}
+
+    torch.testing.assert_close(gradient_of(**run, microbatch_size=1), gradient_of(**run))
+
+
 @pytest.mark.parametrize("algorithm", [None, LabelSmoothing(), MixUp()], ids=str)
 @pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"parallel": DDP(shards=2)}])
 def test_a_batch_without_labels_changes_no_weight(algorithm, options):
