@@ -446,25 +446,42 @@ def test_rejects_a_batch_that_is_no_mapping():
         fit("classes", loader=[pair], input_key=0)
 
 
-def test_model_that_wraps_one_is_recognized():
-    class PeftModel(nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.base_model = model
+class PeftModel(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = model
 
-        def get_base_model(self):
-            return self.base_model
+    def get_base_model(self):
+        return self.base_model
 
-        def forward(self, *args, **kwargs):
-            return self.base_model(*args, **kwargs)
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
 
-    PeftModel.__module__ = "peft.peft_model"
-    model = PeftModel(HEADS["causal"].build())
 
+PeftModel.__module__ = "peft.peft_model"
+
+
+class WithLoss(nn.Module):
+    """A model that returns the loss of the one that it wraps."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, batch):
+        return self.inner(**batch)
+
+    def loss(self, outputs, batch):
+        return outputs.loss
+
+
+@pytest.mark.parametrize("wrap", [PeftModel, WithLoss])
+def test_model_that_wraps_one_is_recognized(wrap):
+    keys = {"input_key": "input_ids", "target_key": "labels"}
     whole, split = (
-        fit("causal", model=PeftModel(HEADS["causal"].build()), **options).state.model
+        fit("causal", model=wrap(HEADS["causal"].build()), **keys, **options).state.model
         for options in ({}, {"grad_accum": 4})
     )
 
-    assert "labels" not in inspect.signature(model.forward).parameters
+    assert "labels" not in inspect.signature(whole.forward).parameters
     assert_close(weights(split), weights(whole))

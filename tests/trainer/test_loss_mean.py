@@ -76,6 +76,7 @@ SMOOTHED = {"loss_fn": OfLabels(), "algorithms": [LabelSmoothing()]}
         (WHOLE, {}, {"grad_accum": 3}),
         (PARTS, {}, {"accumulate_batches": 2}),
         (WHOLE, {}, {"grad_accum": 3, "loss_mean_over": "tokens"}),
+        (PARTS, {}, {"accumulate_batches": 2, "loss_mean_over": "tokens"}),
         (WHOLE, {}, {"grad_accum": 3, "loss_mean_over": lambda b: int((b[1] >= 0).sum())}),
         (WHOLE, {}, {"grad_accum": 3, "loss_mean_over": lambda outputs, b: (b[1] >= 0).sum()}),
         # tokens are labels of at least 0, whatever the loss ignores
