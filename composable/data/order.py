@@ -79,7 +79,7 @@ def seeded_batches(  # noqa: PLR0913 (public options)
     `loader_state`. Any other loader fetches and discards the skipped batches, with a warning before
     and a line in the log `composable` after, which has the seconds.
 
-    The `Trainer` iterates over its loader with this function; use it to get the same batches in
+    The `Trainer` iterates over its loader in this way; use the function to get the same batches in
     your own loop.
 
     Args:
@@ -120,18 +120,25 @@ def seeded_batches(  # noqa: PLR0913 (public options)
         >>> first[2:] == [batch.tolist() for batch in seeded_batches(loader, 17, epoch=0, skip=2)]
         True
     """
-    _check(dataloader, skip, loader_state)
-    if stop is not None:
-        check_count("stop", stop, 1)
+    wanted = Epoch(as_key(seed), epoch, first_step, skip, parts, stop)
+    # A generator, which can be closed.
+    return (batch for batch in read_epoch(dataloader, wanted, loader_state, generators))
+
+
+def read_epoch(
+    dataloader: Any, epoch: Epoch, state: Any = None, generators: Sequence[Tensor] | None = None
+) -> Iterator[Any]:
+    """Do what `seeded_batches` does, for a loop that reads all or drops the iterator."""
+    _check(dataloader, epoch.skip, state)
+    if epoch.stop is not None:
+        check_count("stop", epoch.stop, 1)
     if generators is not None:
         _set_generators(dataloader, generators, "generators")
-    elif skip and loader_state is None:
-        _report_generator(dataloader, skip)
-    if skip and loader_state is not None and is_stateful_stream(dataloader):
-        # Its position can be read before the first batch.
-        begin_stream(dataloader, loader_state)  # type: ignore[arg-type]  # a DataLoader
-    wanted = Epoch(as_key(seed), epoch, first_step, skip, parts, stop)
-    return _reported_batches(dataloader, wanted, loader_state)
+    elif epoch.skip and state is None:
+        _report_generator(dataloader, epoch.skip)
+    if epoch.skip and state is not None and is_stateful_stream(dataloader):
+        begin_stream(dataloader, state)  # its position can be read before the first batch
+    return chain.from_iterable(_reported_batches(dataloader, epoch, state))
 
 
 def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
@@ -191,17 +198,18 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
         generator.set_state(state)
 
 
-def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
+def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any]]:
+    """Yield the only iterator over the batches of a loader that knows the epoch."""
     tell_epoch(dataloader, epoch.number)
     _seed_torchdata(dataloader, epoch)
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
         seed_epoch(epoch.key, epoch.number)
-        yield from until(epoch.stop, islice(dataloader, epoch.skip, None), epoch.skip)
+        yield until(epoch.stop, islice(dataloader, epoch.skip, None), epoch.skip)
     else:
         batches: Iterator[Any] = chain.from_iterable(_batches(dataloader, epoch, state))
         if epoch.stop is not None and epoch.parts is None:  # parts are counted by their indices
             batches = until(epoch.stop, batches, epoch.skip)
-        yield from in_epoch(batches, epoch.number)
+        yield in_epoch(batches, epoch.number)
 
 
 def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any]]:

@@ -19,6 +19,7 @@ from composable.core.stateful import Count, Size
 from composable.core.time import Timestamp
 from composable.data.digest import digest_of
 from composable.data.fetching import (
+    Epoch,
     function_arity,
     has_own_iteration,
     has_plain_order,
@@ -31,8 +32,8 @@ from composable.data.order import (
     get_generator_states,
     get_generators,
     is_stateful,
+    read_epoch,
     read_loader_state,
-    seeded_batches,
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
@@ -101,15 +102,10 @@ class TrainingData:
         """Iterate over the batches of the epoch that have not been trained on."""
         now, count = state.timestamp, self.batches_per_step
         self._generators = self._epoch_generators()
-        batches = self._read(
-            () if self.loader is None else self.loader,  # a DataLoader may have no length
-            state,
-            epoch=now.epoch,
-            first_step=(now.batch - now.batch_in_epoch) * count,
-            skip=now.batch_in_epoch * count,  # an earlier fit may have stopped in this epoch
-            loader_state=self._loader_state,
-            generators=self._generators,
-        )
+        begun = (now.batch - now.batch_in_epoch) * count
+        skip = now.batch_in_epoch * count  # an earlier fit may have stopped in this epoch
+        loader = () if self.loader is None else self.loader  # a DataLoader may have no length
+        batches = self._read(loader, state, (now.epoch, begun, skip), self._loader_state)
         loaded = self.engine.announced(self._loaded(batches, state))
         if self.copies is None:
             loaded = on_device(loaded, state.device)
@@ -117,12 +113,22 @@ class TrainingData:
             loaded = self._prefetcher = Prefetcher(loaded, self.copies)
         return self.engine.loaded(loaded)
 
-    def _read(self, loader: Iterable[Any], state: State, **where: Any) -> Iterator[Any]:
-        """Iterate over the batches of the steps, from a place on: see `seeded_batches`."""
+    def _read(
+        self, loader: Iterable[Any], state: State, place: tuple[int, int, int], position: Any = None
+    ) -> Iterator[Any]:
+        """Iterate over the batches of the steps of an epoch.
+
+        Args:
+            loader: The loader.
+            state: A state of the run.
+            place: The epoch, its first step, and the number of batches to skip.
+            position: The state of the loader after these, if it has one.
+        """
         parts, key = self.engine.index_shards(self.loader), state.key
         if self.engine.is_local and function_arity(loader) is not None:
             key = key.fold("process", self.engine.processes.rank)
-        batches = seeded_batches(loader, key, parts=parts, stop=self.epoch_batches, **where)
+        wanted = Epoch(key, *place, parts, self.epoch_batches)
+        batches = read_epoch(loader, wanted, position, self._generators)
         return self.engine.steps(batches, parts, state.batch_spec, self.batches_per_step)
 
     def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:
@@ -153,8 +159,7 @@ class TrainingData:
         saved, loader = self._first_batch, self.loader
         if saved is None or not self._reads_again(saved["epoch"] == state.timestamp.epoch):
             return
-        where = {"epoch": saved["epoch"], "first_step": saved["step"]}
-        again = self._read(without_workers(loader), state, **where, generators=self._generators)
+        again = self._read(without_workers(loader), state, (saved["epoch"], saved["step"], 0))
         digests = [digest_of(batches_of(batch)[0]) for batch in islice(again, 1)]
         if self._generators:
             set_generator_states(self.loader, self._generators)
