@@ -44,11 +44,8 @@ class Key:
 
     def fold(self, *data: str | int) -> "Key":
         """Derive the key that this one and `data` determine."""
-        seed = self.seed
-        for item in data:
-            seed = fold_in(seed, item)
         folded = object.__new__(Key)  # at every step: validation would cost more than folding
-        object.__setattr__(folded, "seed", seed)
+        object.__setattr__(folded, "seed", fold_in(self.seed, *data))
         object.__setattr__(folded, "of_step", None)
         return folded
 
@@ -75,14 +72,17 @@ def as_key(seed: int | Key) -> Key:
     return seed if isinstance(seed, Key) else Key(seed)
 
 
-def fold_in(seed: int, item: str | int) -> int:
-    """Derive the seed that `seed` and `item` determine."""
-    if type(item) is int:  # SplitMix64: cheap, since every step folds its number
-        mixed = (seed + (item + 1) * 0x9E3779B97F4A7C15) & _MASK
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
-        return mixed ^ mixed >> 31
-    if isinstance(item, str):
-        data = seed.to_bytes(8, "little") + item.encode()
-        return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
-    raise TypeError(f"data contains {item!r}: a key folds in strings and integers.")
+def fold_in(seed: int, *data: str | int) -> int:
+    """Derive the seed that `seed` and `data` determine, one item after the other."""
+    for item in data:
+        if type(item) is int:  # SplitMix64: cheap, since every step folds its number
+            mixed = (seed + (item + 1) * 0x9E3779B97F4A7C15) & _MASK
+            mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+            seed = mixed ^ mixed >> 31
+        elif isinstance(item, str):
+            digest = blake2b(seed.to_bytes(8, "little") + item.encode(), digest_size=8).digest()
+            seed = int.from_bytes(digest, "little")
+        else:
+            raise TypeError(f"data contains {item!r}: a key folds in strings and integers.")
+    return seed
