@@ -215,10 +215,6 @@ class FunctionAlgorithm(Algorithm):
         validator=check_name,
     )
 
-    def match(self, event: Event, state: State) -> bool:
-        """Return True: the function decides."""
-        return True
-
     def apply(self, event: Event, state: State) -> State:
         """Call the function."""
         return self.function(event, state)
@@ -247,6 +243,13 @@ def nested(algorithms: Sequence[Algorithm], event: Event) -> tuple[Algorithm, ..
     both = [a for a in listening if event.partner in a.events]
     alone = [a for a in listening if event.partner not in a.events]
     return (*alone, *reversed(both))
+
+
+def called_at(event: Event, algorithm: Algorithm) -> Callable[[Event, State], State]:
+    """Return what one of its events calls: `apply`, if an algorithm acts there in every state."""
+    kind = type(algorithm)
+    decides = kind.match is not Algorithm.match or kind.__call__ is not Algorithm.__call__
+    return algorithm if decides or event in BEFORE_TRAINING else algorithm.apply
 
 
 def check_returned(state: Any) -> State:

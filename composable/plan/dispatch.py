@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 from typing_extensions import TypedDict
 
 from composable._support.notes import add_origin_note
-from composable.core.algorithm import Algorithm, check_returned
+from composable.core.algorithm import Algorithm, called_at, check_returned
 from composable.core.callback import Callback, FunctionCallback, hooks_of
 from composable.core.control import Control
 from composable.core.event import Event
@@ -21,7 +21,8 @@ from composable.plan.plan import Plan
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-Listeners: TypeAlias = tuple[Sequence[Algorithm], Callable[[State], State] | None]
+Acting: TypeAlias = Sequence[Callable[[Event, State], State]]
+Listeners: TypeAlias = tuple[Acting, Callable[[State], State] | None]
 """The algorithms of an event, and what calls its callbacks."""
 
 _NOBODY: Listeners = (), None
@@ -88,9 +89,8 @@ class Dispatcher:
         )
         self._table: dict[Event, Listeners] = {}
         for event in Event:
-            algorithms: Sequence[Any] = plan.transforms(event)
-            if self.check_effects:
-                algorithms = [CheckedAlgorithm(algorithm) for algorithm in algorithms]
+            acting: Any = CheckedAlgorithm if self.check_effects else partial(called_at, event)
+            algorithms = tuple(map(acting, plan.transforms(event)))
             observers = tuple(by_event[event] for by_event in hooks if event in by_event)
             observe = partial(self._observe, observers, event) if observers else None
             if algorithms or observe is not None:
@@ -149,7 +149,7 @@ class Dispatcher:
         if observe is not None:
             observe(state)
 
-    def _transform(self, algorithms: Sequence[Algorithm], event: Event, state: State) -> State:
+    def _transform(self, algorithms: Acting, event: Event, state: State) -> State:
         running: Any = None
         try:
             for running in algorithms:

@@ -100,6 +100,17 @@ def test_a_plain_function_is_an_algorithm_that_decides_for_itself():
     assert repr(FunctionAlgorithm(at_start)) == "FunctionAlgorithm(at_start)"
 
 
+@pytest.mark.parametrize("method", ["match", "__call__"])
+def test_an_algorithm_that_decides_when_it_acts_is_asked(method):
+    @attrs.frozen
+    class Never(Note):
+        pass
+
+    setattr(Never, method, lambda self, event, state: state if method == "__call__" else False)
+
+    assert order(Plan.compile([Never(name="never"), note("a")]), Event.BATCH_START) == ["a"]
+
+
 def test_explain_prints_who_runs_when_on_what_and_why():
     class Watch(Callback):
         def batch_end(self, state, logger):

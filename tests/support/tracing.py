@@ -11,6 +11,7 @@ import attrs
 
 from composable import Algorithm, Callback, Event, Key, Plan, State
 from composable.core.algorithm import leaves
+from composable.plan import dispatch
 from composable.plan.dispatch import Dispatcher
 
 # `Algorithm` counts the replaced modules of every method, which no method declares.
@@ -161,6 +162,7 @@ def traced() -> Iterator[Trace]:
         stack.enter_context(mock.patch.object(Dispatcher, "fire", fire_and_note))
         stack.enter_context(mock.patch.object(Dispatcher, "firing", firing_and_note))
         stack.enter_context(mock.patch.object(Algorithm, "__call__", call_and_note))
+        stack.enter_context(mock.patch.object(dispatch, "called_at", lambda _, one: one))
         stack.enter_context(mock.patch.object(Key, "fold", fold_and_note))
         stack.enter_context(mock.patch.object(State, "__getattribute__", read_and_note))
         yield trace
