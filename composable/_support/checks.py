@@ -5,12 +5,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +75,27 @@ def checked(
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def check_fields(owner: Any, function: Callable[..., Any]) -> None:
+    """Check the fields of an object as a function checks its arguments of their names."""
+    checks_of = getattr(function, "checks", {})
+    for name in _shared_names(owner.__class__, function):
+        if name in checks_of:
+            checks_of[name](name, getattr(owner, name))
+
+
+def with_fields(owner: Any, function: Callable[..., R]) -> partial[R]:
+    """Return a function with the fields of an object that it takes, which have been checked."""
+    names = _shared_names(owner.__class__, function)
+    fields = zip(names, map(owner.__getattribute__, names), strict=True)
+    return partial(getattr(function, "unchecked", function), **dict(fields))
+
+
+@cache
+def _shared_names(kind: type, function: Callable[..., Any]) -> tuple[str, ...]:
+    taken = inspect.signature(function).parameters
+    return tuple(field.name for field in attrs.fields(kind) if field.name in taken)
 
 
 def within(low: float, high: float = inf, *, ends: str = "[]") -> Check:
@@ -315,8 +337,12 @@ def check_blendable(name: str, tensor: Any, *, advice: str = "") -> None:
         )
 
 
-def check_one_batch(inputs: Tensor, targets: Tensor) -> None:
-    """Raise a ValueError unless inputs and targets have the same batch size."""
+def check_one_batch(
+    inputs: Any, targets: Any, *, check: Callable[..., None] = check_tensor, advice: str = ""
+) -> None:
+    """Raise an error unless inputs, by a check, and targets are dense tensors of one batch size."""
+    check("inputs", inputs, advice=advice)
+    check_tensor("targets", targets, advice=advice)
     if not inputs.ndim or not targets.ndim or inputs.shape[0] != targets.shape[0]:
         raise ValueError(
             "inputs and targets must have the same size in dimension 0, the batch, not the shapes "

@@ -1,4 +1,4 @@
-"""Copies and reads that do not make the host wait for a device, and the memory of a device."""
+"""Devices and the dtypes to compute in; copies and reads for which the host does not wait."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +20,11 @@ def send(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
 def from_numbers(numbers: Sequence[float], like: Tensor) -> Tensor:
     """Return numbers as a tensor of the dtype and device of another; `new_tensor` would wait."""
     return send(torch.tensor(numbers, dtype=like.dtype), like.device)
+
+
+def generator_device(generator: torch.Generator | None) -> torch.device:
+    """Return the device of a generator, the CPU for None."""
+    return torch.device("cpu") if generator is None else generator.device
 
 
 def memory_statistics(device: torch.device) -> Mapping[str, Any] | None:
@@ -45,3 +50,17 @@ def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> A
 def read_draw(draw: Tensor) -> Any:
     """Return the values of a draw on the CPU, also in a mode; `NoSync` allows it."""
     return draw.tolist()
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute in: float64 for float64 and complex128, otherwise float32."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Return the dtype of autocast, or None if it is off or, as on meta, not supported."""
+    compiles = torch.compiler.is_compiling()  # PyTorch 2.8 can't trace whether it is available
+    available = device != "meta" if compiles else torch.amp.is_autocast_available(device)
+    if not available or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)

@@ -47,20 +47,6 @@ def per_dtype(
     return [results[index] for index in range(len(tensors))]
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in: float64 for float64 and complex128, otherwise float32."""
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
-
-
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return the dtype of autocast, or None if it is off or, as on meta, not supported."""
-    compiles = torch.compiler.is_compiling()  # PyTorch 2.8 can't trace whether it is available
-    available = device != "meta" if compiles else torch.amp.is_autocast_available(device)
-    if not available or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
-
-
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """Compute the L2 norm of one or more tensors together, in at least float32."""
     return total_norm(l2_norms(tensors))

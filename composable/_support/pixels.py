@@ -12,8 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import check_range, check_tensor
-from composable._support.devices import send
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype, send
 from composable._support.spatial import laid_out_like
 from composable._support.warn import ImageRangeWarning, warn_user
 

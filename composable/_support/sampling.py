@@ -10,12 +10,9 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
+from composable._support.devices import generator_device
+
 _SMALL = 1e-300
-
-
-def generator_device(generator: torch.Generator | None) -> torch.device:
-    """Return the device of a generator, the CPU for None."""
-    return torch.device("cpu") if generator is None else generator.device
 
 
 def draw_uniform(size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
@@ -29,22 +26,6 @@ def draw_exponential(size: tuple[int, ...], *, generator: torch.Generator | None
     """Draw from Exponential(1)."""
     # rand is in [0, 1): log1p(-rand) is finite, but log(rand) may be -inf.
     return -torch.log1p(-draw_uniform(size, generator=generator))
-
-
-def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
-    """Draw from Beta(alpha, alpha), for any alpha > 0.
-
-    A Beta variable is G1 / (G1 + G2) for two Gamma variables. For small alpha both underflow to 0,
-    so it is computed from their logarithms: Gamma(alpha) has the distribution of Gamma(alpha + 1)
-    * U ** (1 / alpha).
-    """
-    device = generator_device(generator)
-    shape = torch.full((2, *size), alpha + 1.0, device=device, dtype=torch.float64)
-    left, right = torch._standard_gamma(shape, generator=generator).log().unbind()
-    # rand is in [0, 1): log1p(-rand) is finite, but log(rand) may be -inf.
-    first, second = torch.log1p(-draw_uniform((2, *size), generator=generator)).unbind()
-    # Subtract before the division, which may overflow: inf - inf is NaN.
-    return (left - right + (first - second) / alpha).sigmoid()
 
 
 def draw_dirichlet(

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from composable._support.checks import check_tensor
 from composable._support.devices import send
@@ -40,27 +39,6 @@ def is_dense(targets: Tensor, size: Sequence[int]) -> bool:
     extra = targets.ndim - len(size)
     fits = extra in (1, 2) and tuple(targets.shape[extra:]) == tuple(size)
     return fits and (targets.ndim > 2 or not targets.is_floating_point())
-
-
-def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Select examples of a batch and keep the memory layout.
-
-    Measured: on a CPU index_select is ten times as fast as `tensor[rows]`.
-    """
-    if tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:
-        return tensor.movedim(1, -1).index_select(0, rows).movedim(-1, 1)
-    return tensor.index_select(0, rows)
-
-
-def may_write_out(*tensors: Tensor) -> bool:
-    """Check whether an operation supports `out=`: without gradients, vmap and a compiled graph."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return False
-    for tensor in tensors:
-        recorded = tensor.requires_grad and torch.is_grad_enabled()
-        if recorded or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return False
-    return True
 
 
 def reflected(places: Tensor, length: int) -> Tensor:

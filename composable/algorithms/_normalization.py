@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import attrs
 from torch import Tensor
 
-from composable._support.checks import kind_of
+from composable._support.checks import kind_of, with_fields
 from composable._support.devices import from_numbers
 from composable._support.pixels import check_pixels
 from composable.algorithms._dense_targets import check_no_dense_targets
-from composable.algorithms._validators import with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

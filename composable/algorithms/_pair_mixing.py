@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from composable.algorithms._validators import with_fields
+from composable._support.checks import with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -33,19 +33,19 @@ class PairMixing(Algorithm):
     def apply(self, event: Event, state: State) -> State:
         """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
         if event is Event.BEFORE_LOSS:
-            return with_fields(self, _blend_pairs)(state)
+            return self._blend_pairs(state)
         mixing, generator = with_fields(self, type(self).mixing), state.generator(self.name)
         mixed = mixing(state.inputs, state.targets, generator=generator)
         return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
 
-
-def _blend_pairs(state: State, *, interpolate_loss: bool) -> State:
-    """Interpolate the `MixedTargets` of the batch, or make the loss interpolate its values."""
-    pair: MixedTargets = state.targets
-    if interpolate_loss:
-        state = per_example(state, pair) if pair.weight.ndim else state
-        return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
-    if pair.targets.is_floating_point():
-        return state.with_batch(targets=pair.soft())
-    state, pair, layout = for_probabilities(state, pair, _ADVICE)
-    return state.with_batch(targets=soften(pair, **layout._asdict()))
+    def _blend_pairs(self, state: State) -> State:
+        """Interpolate the `MixedTargets` of the batch, or make the loss interpolate its values."""
+        pair: MixedTargets = state.targets
+        if self.interpolate_loss:  # type: ignore[attr-defined]  # a field of each subclass
+            state = per_example(state, pair) if pair.weight.ndim else state
+            return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
+        if pair.targets.is_floating_point():
+            return state.with_batch(targets=pair.soft())
+        loss_fn, pair, layout = for_probabilities(state, pair, _ADVICE)
+        batch = state.batch_spec.replace(state.batch, targets=soften(pair, **layout._asdict()))
+        return state.evolve_unchecked(batch=batch, loss_fn=loss_fn)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 from torch import nn
 
-from composable.algorithms._validators import check_fields, with_fields
+from composable._support.checks import check_fields, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

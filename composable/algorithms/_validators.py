@@ -1,16 +1,13 @@
-"""Hyperparameters: the checks of `composable.functional` as validators, and what functions take."""
+"""Hyperparameters: the checks of `composable.functional` as validators of fields."""
 
-import inspect
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from composable._support import checks
 from composable.core.time import Time, TimeUnit
 
-R = TypeVar("R")
 _COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
@@ -51,27 +48,6 @@ def batches_or_epochs(example: str) -> Validator:
             )
 
     return passes(check)
-
-
-def check_fields(algorithm: Any, function: Callable[..., Any]) -> None:
-    """Check the fields of an algorithm as a function checks its arguments of their names."""
-    checks_of = getattr(function, "checks", {})
-    for name in _shared_names(algorithm.__class__, function):
-        if name in checks_of:
-            checks_of[name](name, getattr(algorithm, name))
-
-
-def with_fields(algorithm: Any, function: Callable[..., R]) -> "partial[R]":
-    """Return a function with the fields of an algorithm that it takes, which have been checked."""
-    names = _shared_names(algorithm.__class__, function)
-    fields = zip(names, map(algorithm.__getattribute__, names), strict=True)
-    return partial(getattr(function, "unchecked", function), **dict(fields))
-
-
-@cache
-def _shared_names(kind: type, function: Callable[..., Any]) -> tuple[str, ...]:
-    taken = inspect.signature(function).parameters
-    return tuple(field.name for field in attrs.fields(kind) if field.name in taken)
 
 
 boolean = passes(checks.check_flag)

@@ -3,9 +3,10 @@
 import attrs
 from torch import Tensor
 
+from composable._support.checks import with_fields
 from composable.algorithms._dense_targets import with_resized
 from composable.algorithms._normalization import Augmentation
-from composable.algorithms._validators import boolean, in_range, with_fields
+from composable.algorithms._validators import boolean, in_range
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import colout

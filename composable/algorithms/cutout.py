@@ -2,8 +2,9 @@
 
 import attrs
 
+from composable._support.checks import with_fields
 from composable.algorithms._normalization import Augmentation
-from composable.algorithms._validators import boolean, integer_at_least, passes, with_fields
+from composable.algorithms._validators import boolean, integer_at_least, passes
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import cutout

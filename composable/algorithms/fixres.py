@@ -2,8 +2,9 @@
 
 import attrs
 
+from composable._support.checks import with_fields
 from composable.algorithms._dense_targets import check_no_dense_targets, with_inputs
-from composable.algorithms._validators import in_range, integer_at_least, with_fields
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

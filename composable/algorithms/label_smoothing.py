@@ -42,9 +42,12 @@ class LabelSmoothing(Algorithm):
         targets = state.targets
         pair = isinstance(targets, MixedTargets)
         refuse_regression(state, targets.targets if pair else targets, self.name)
-        state, targets, layout = for_probabilities(state, targets, _ADVICE)
+        loss_fn, targets, layout = for_probabilities(state, targets, _ADVICE)
         smooth: Any = partial(smooth_labels.unchecked, smoothing=self.smoothing, **layout._asdict())
         if pair:
             both = (smooth(targets.targets), smooth(targets.partner_targets))
-            return state.with_batch(targets=MixedTargets(*both, targets.weight))
-        return state.with_batch(targets=smooth(targets))
+            smoothed = MixedTargets(*both, targets.weight)
+        else:
+            smoothed = smooth(targets)
+        batch = state.batch_spec.replace(state.batch, targets=smoothed)
+        return state.evolve_unchecked(batch=batch, loss_fn=loss_fn)

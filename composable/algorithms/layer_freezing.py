@@ -4,7 +4,8 @@ from fractions import Fraction
 
 import attrs
 
-from composable.algorithms._validators import in_range, with_fields
+from composable._support.checks import with_fields
+from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.event import Event
 from composable.core.state import State

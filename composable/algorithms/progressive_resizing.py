@@ -2,14 +2,9 @@
 
 import attrs
 
+from composable._support.checks import with_fields
 from composable.algorithms._dense_targets import check_no_dense_targets, with_resized
-from composable.algorithms._validators import (
-    boolean,
-    in_range,
-    integer_at_least,
-    one_of,
-    with_fields,
-)
+from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from composable._support.checks import check_order
+from composable._support.checks import check_order, with_fields
 from composable.algorithms._scoring import example_losses
-from composable.algorithms._validators import in_range, integer_at_least, with_fields
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from composable._support.checks import check_entries, check_tensors
+from composable._support.devices import compute_dtype
 from composable._support.dtensors import is_sharded
-from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim
 from composable.algorithms._validators import batches_or_epochs, in_range, integer_at_least, passes
 from composable.core.algorithm import Algorithm, Remark, Stage

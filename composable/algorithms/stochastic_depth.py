@@ -5,7 +5,8 @@ from typing import Any
 
 import attrs
 
-from composable.algorithms._validators import in_range, one_of, passes, with_fields
+from composable._support.checks import with_fields
+from composable.algorithms._validators import in_range, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

@@ -4,8 +4,8 @@ from math import floor
 
 import attrs
 
-from composable._support.checks import check_order
-from composable.algorithms._validators import in_range, integer_at_least, with_fields
+from composable._support.checks import check_order, with_fields
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State

@@ -21,8 +21,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.devices import compute_dtype
 from composable._support.dtensors import local_part
-from composable._support.foreach import compute_dtype, foreach_, per_dtype
+from composable._support.foreach import foreach_, per_dtype
 from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved

@@ -11,10 +11,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import Check, check_one_of
-from composable._support.devices import send
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype, generator_device, send
 from composable._support.pixels import Images, like_images
-from composable._support.sampling import draw_uniform, generator_device
+from composable._support.sampling import draw_uniform
 
 from . import images as single
 

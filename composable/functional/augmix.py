@@ -13,13 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from composable._support.checks import Check, check_count, check_draw, checked, minimum, within
-from composable._support.devices import send
+from composable._support.devices import generator_device, send
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
-from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
+from composable._support.sampling import draw_dirichlet
 
 from . import _compiled
 from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
+from .mixed import draw_beta
 
 __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
 

@@ -23,7 +23,8 @@ from composable._support.checks import (
     optional,
     within,
 )
-from composable._support.sampling import draw_uniform, generator_device
+from composable._support.devices import generator_device
+from composable._support.sampling import draw_uniform
 from composable._support.spatial import check_spatial, is_dense, take
 
 from .resized import ResizedBatch, resizing
@@ -167,7 +168,6 @@ def apply_colout(
             "batch_size=len(inputs)."
         )
     if targets is not None:
-        check_tensor("targets", targets)
         check_one_batch(inputs, targets)
         # Inputs may have no channels, like dense targets.
         if is_dense(targets, inputs.shape[min(2, inputs.ndim - len(kept)) :]):

@@ -25,13 +25,11 @@ from composable._support.checks import (
     checked,
     within,
 )
-from composable._support.devices import from_numbers, numbers, send
-from composable._support.foreach import compute_dtype
-from composable._support.sampling import draw_beta, generator_device
-from composable._support.spatial import check_spatial, is_dense, may_write_out, select_rows
+from composable._support.devices import compute_dtype, from_numbers, generator_device, numbers, send
+from composable._support.spatial import check_spatial, is_dense
 
 from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside
-from .mixed import MixedBatch
+from .mixed import MixedBatch, draw_beta, may_write_out, select_rows
 
 _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 _options: dict[str, Check] = {
@@ -102,8 +100,7 @@ def cutmix(
         >>> mixed.loss(torch.nn.functional.cross_entropy, outputs).shape
         torch.Size([])
     """
-    check_spatial("inputs", inputs, advice=_SEVERAL)
-    _check(inputs, targets)
+    check_one_batch(inputs, targets, check=check_spatial, advice=_SEVERAL)
     draw = draw_cutmix.unchecked(
         inputs.shape[0],
         inputs.shape[2:],
@@ -156,14 +153,8 @@ def draw_cutmix(
     return CutMixDraw(permutation, box)
 
 
-def _check(inputs: Tensor, targets: Tensor) -> None:
-    check_tensor("inputs", inputs, advice=_SEVERAL)
-    check_tensor("targets", targets, advice=_SEVERAL)
-    check_one_batch(inputs, targets)
-
-
 def _check_draw(inputs: Tensor, targets: Tensor, draw: CutMixDraw) -> None:
-    _check(inputs, targets)
+    check_one_batch(inputs, targets, advice=_SEVERAL)
     check_draw(draw, CutMixDraw, "draw_cutmix")
     check_tensor("draw.box", draw.box)
     check_partners(draw.permutation, inputs)

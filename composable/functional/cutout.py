@@ -20,8 +20,7 @@ from composable._support.checks import (
     check_tensor,
     checked,
 )
-from composable._support.devices import numbers
-from composable._support.sampling import generator_device
+from composable._support.devices import generator_device, numbers
 from composable._support.spatial import check_spatial
 
 from ._boxes import broadcast, clip_region, draw_boxes, inside

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from composable._support.checks import check_blendable, check_tensor, checked, within
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.targets import check_class_dim, check_several_classes
 
 

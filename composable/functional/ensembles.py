@@ -21,7 +21,7 @@ from composable._support.checks import (
     minimum,
     optional,
 )
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.targets import check_class_dim, check_several_classes
 
 __all__ = ["average_probabilities", "mixture_weights"]

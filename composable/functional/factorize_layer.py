@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from composable._support.checks import check_count, check_tensor, kind_of
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.surgery import with_tensors
 
 from .factorize import check_values

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from composable._support.checks import check_range, checked, minimum, within
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.spatial import check_spatial
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}

@@ -9,8 +9,7 @@ from jaxtyping import Int, Real
 from torch import Tensor
 
 from composable._support.checks import check_tensor, checked, minimum
-from composable._support.devices import send
-from composable._support.sampling import generator_device
+from composable._support.devices import generator_device, send
 
 
 @checked(lengths=check_tensor, batch_size=minimum(1), window=minimum(1))

@@ -20,8 +20,8 @@ from composable._support.checks import (
     checked,
     minimum,
 )
+from composable._support.devices import generator_device
 from composable._support.recomputation import refuse_recomputation
-from composable._support.sampling import generator_device
 from composable._support.spatial import laid_out_like
 
 from ._reclass import keeps_forward_of, reclass

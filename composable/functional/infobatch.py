@@ -11,9 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from composable._support.checks import check_count, check_tensor, checked, within
-from composable._support.devices import send
-from composable._support.foreach import compute_dtype
-from composable._support.sampling import generator_device
+from composable._support.devices import compute_dtype, generator_device, send
 
 
 class Pruning(NamedTuple):

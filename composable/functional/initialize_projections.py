@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import check_one_of, checked, within
-from composable._support.sampling import generator_device
+from composable._support.devices import generator_device
 from composable._support.surgery import report_nothing, with_tensors
 
 from .projections import ADVICE, REGISTRY, Projections, find_projections, is_transposed

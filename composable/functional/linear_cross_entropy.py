@@ -20,7 +20,7 @@ from composable._support.checks import (
     check_tensor,
     is_integer,
 )
-from composable._support.foreach import autocast_dtype, compute_dtype
+from composable._support.devices import autocast_dtype, compute_dtype
 from composable._support.targets import IGNORE_INDEX
 
 from .softcap_logits import bounded

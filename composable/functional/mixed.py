@@ -1,14 +1,15 @@
-"""The results of methods that mix pairs of examples, such as `mixup`."""
+"""What methods that mix pairs of examples, such as `mixup`, share: results, rows and weights."""
 
 from cmath import isfinite
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from composable._support.checks import check_integer
-from composable._support.devices import numbers, send
+from composable._support.devices import generator_device, numbers, send
 from composable._support.targets import (
     IGNORE_INDEX,
     check_class_dim,
@@ -104,9 +105,11 @@ def soften(pair: MixedTargets, num_classes: int, *, class_dim: int, ignore_index
     kept, partner = pair.targets, pair.partner_targets
     if kept.is_floating_point():
         return without_nan(torch.lerp(partner, kept, broadcast_weight(pair.weight, kept)), kept)
-    options: dict[str, Any] = {"class_dim": class_dim, "ignore_index": ignore_index}
-    kept = class_probabilities(kept, num_classes, **options)
-    partner = class_probabilities(partner, num_classes, **options)
+    dim = class_dim if class_dim < 0 else class_dim + 1
+    both = class_probabilities(
+        torch.stack((kept, partner)), num_classes, class_dim=dim, ignore_index=ignore_index
+    )
+    kept, partner = both.unbind()
     return torch.lerp(partner, kept, broadcast_weight(pair.weight, kept))
 
 
@@ -159,3 +162,43 @@ def broadcast_weight(weight: Tensor, tensor: Tensor) -> Tensor:
     """Convert a weight to the dtype and device of a tensor, and make it broadcast along it."""
     weight = send(weight, tensor.device, tensor.dtype)
     return weight.reshape(-1, *[1] * (tensor.ndim - 1)) if weight.ndim else weight
+
+
+def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Select examples of a batch and keep the memory layout.
+
+    Measured: on a CPU index_select is ten times as fast as `tensor[rows]`.
+    """
+    if tensor.ndim > 3 and tensor.shape[1] > 1 and tensor.stride(1) == 1:
+        return tensor.movedim(1, -1).index_select(0, rows).movedim(-1, 1)
+    return tensor.index_select(0, rows)
+
+
+def may_write_out(*tensors: Tensor) -> bool:
+    """Check whether an operation supports `out=`: without gradients, vmap and a compiled graph."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    for tensor in tensors:
+        recorded = tensor.requires_grad and torch.is_grad_enabled()
+        if recorded or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+    return True
+
+
+def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator | None) -> Tensor:
+    """Draw from Beta(alpha, alpha), for any alpha > 0.
+
+    A Beta variable is G1 / (G1 + G2) for two Gamma variables. For small alpha both underflow to 0,
+    so it is computed from their logarithms: Gamma(alpha) has the distribution of Gamma(alpha + 1)
+    * U ** (1 / alpha).
+    """
+    device = generator_device(generator)
+    shape = torch.full((2, *size), alpha + 1.0, device=device, dtype=torch.float64)
+    gammas = torch._standard_gamma(shape, generator=generator)
+    left, right = gammas.log().unbind()
+    # Like the Gamma variables: in place within vmap, where each batch may have draws of its own.
+    uniform = torch.empty_like(gammas).uniform_(generator=generator)
+    # It is in [0, 1): log1p(-uniform) is finite, but log(uniform) may be -inf.
+    first, second = torch.log1p(-uniform).unbind()
+    # Subtract before the division, which may overflow: inf - inf is NaN.
+    return (left - right + (first - second) / alpha).sigmoid()

@@ -22,12 +22,9 @@ from composable._support.checks import (
     checked,
     within,
 )
-from composable._support.devices import send
-from composable._support.foreach import compute_dtype
-from composable._support.sampling import draw_beta, generator_device
-from composable._support.spatial import may_write_out, select_rows
+from composable._support.devices import compute_dtype, generator_device, send
 
-from .mixed import MixedBatch, broadcast_weight, without_nan
+from .mixed import MixedBatch, broadcast_weight, draw_beta, may_write_out, select_rows, without_nan
 
 _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
 _options: dict[str, Check] = {"alpha": within(0, ends="()"), "per_sample": check_flag}
@@ -82,7 +79,7 @@ def mixup(
         >>> mixed.loss(torch.nn.functional.cross_entropy, outputs).shape
         torch.Size([])
     """
-    _check(inputs, targets)
+    check_one_batch(inputs, targets, check=check_blendable, advice=_SEVERAL)
     draw = draw_mixup.unchecked(
         inputs.shape[0], alpha=alpha, per_sample=per_sample, generator=generator
     )
@@ -126,14 +123,8 @@ def draw_mixup(
     return MixUpDraw(permutation, torch.maximum(share, torch.rsub(share, 1)))
 
 
-def _check(inputs: Tensor, targets: Tensor) -> None:
-    check_blendable("inputs", inputs, advice=_SEVERAL)
-    check_tensor("targets", targets, advice=_SEVERAL)
-    check_one_batch(inputs, targets)
-
-
 def _check_draw(inputs: Tensor, targets: Tensor, draw: MixUpDraw) -> None:
-    _check(inputs, targets)
+    check_one_batch(inputs, targets, check=check_blendable, advice=_SEVERAL)
     check_draw(draw, MixUpDraw, "draw_mixup")
     check_partners(draw.permutation, inputs)
     check_tensor("draw.weight", draw.weight)

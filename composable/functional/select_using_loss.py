@@ -17,8 +17,8 @@ from composable._support.checks import (
     checked,
     within,
 )
-from composable._support.devices import send
-from composable._support.sampling import draw_exponential, generator_device
+from composable._support.devices import generator_device, send
+from composable._support.sampling import draw_exponential
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from composable._support.checks import check_integer, check_tensor, checked, within
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.targets import (
     IGNORE_INDEX,
     check_class_dim,

@@ -19,8 +19,7 @@ from composable._support.checks import (
     check_one_of,
     check_tensor,
 )
-from composable._support.devices import from_numbers
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype, from_numbers
 from composable._support.spatial import check_spatial, reflected, take
 
 from .ensembles import log_average

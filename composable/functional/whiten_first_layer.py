@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from composable._support.checks import check_range, check_size, check_tensor, checked, within
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.spatial import laid_out_like
 from composable._support.surgery import check_uncompiled, report_nothing, with_tensors
 

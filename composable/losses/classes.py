@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from composable._support.checks import kind_of
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.targets import IGNORE_INDEX, class_probabilities
 from composable.batches.spec import BatchSpec
 from composable.core.state import State
@@ -105,13 +105,9 @@ class CrossEntropy(NamedTuple):
 
     def weights(self, targets: Targets, dtype: torch.dtype) -> Tensor:
         """Return the weight of each position: its label's, or 0 without a label."""
-        if not isinstance(targets, MixedTargets):
-            return self._weights(targets, dtype)
-        kept = self._weights(targets.targets, dtype)
-        partner = self._weights(targets.partner_targets, dtype)
-        return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept))
-
-    def _weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        if isinstance(targets, MixedTargets):
+            kept, partner = self.weights(torch.stack(targets[:2]), dtype).unbind()
+            return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept))
         indices = targets.long()
         labeled = indices != self.ignore_index
         if self.weight is None:
@@ -164,8 +160,8 @@ def cross_entropy(
     return functional.cross_entropy(outputs, targets, weight, reduction=reduction)
 
 
-def _scaled(state: State, targets: Targets, options: CrossEntropy | None) -> State:
-    """Return the state with its loss, of class probabilities, divided by the weights of labels."""
+def _scaled(state: State, targets: Targets, options: CrossEntropy | None) -> ScaledLoss:
+    """Return the loss of a state, of class probabilities, divided by the weights of labels."""
     loss_fn: Any = state.loss_fn
     if options is not None:
         function = partial(cross_entropy, **options._asdict())
@@ -174,8 +170,7 @@ def _scaled(state: State, targets: Targets, options: CrossEntropy | None) -> Sta
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
     total = options.weights(targets, compute_dtype(state.outputs.dtype)).sum()
     divisor = None if options.reduction == "sum" else total
-    scaled = ScaledLoss(loss_fn, kept.numel(), divisor, options.ignore_index, known)
-    return state.evolve_unchecked(loss_fn=scaled)
+    return ScaledLoss(loss_fn, kept.numel(), divisor, options.ignore_index, known)
 
 
 @attrs.frozen
@@ -239,8 +234,8 @@ class Layout(NamedTuple):
     ignore_index: int = IGNORE_INDEX
 
 
-def for_probabilities(state: State, targets: Any, advice: str) -> tuple[State, Any, Layout]:
-    """Return the state with a loss of class probabilities that agrees with its loss of `targets`.
+def for_probabilities(state: State, targets: Any, advice: str) -> tuple[Any, Any, Layout]:
+    """Return a loss of class probabilities that agrees with the loss of a state for `targets`.
 
     Args:
         state: The state before the loss.
@@ -248,7 +243,7 @@ def for_probabilities(state: State, targets: Any, advice: str) -> tuple[State, A
         advice: What to do with a loss for which there is none.
 
     Returns:
-        The state with this loss; the targets, of which those below 0 are clamped to the
+        The loss; the targets, of which those below 0 are clamped to the
         `ignore_index` of the layout if the loss is not a known one; and the layout of the
         probabilities.
 
@@ -260,14 +255,14 @@ def for_probabilities(state: State, targets: Any, advice: str) -> tuple[State, A
     loss_fn: Any = state.loss_fn
     if isinstance(loss_fn, InterpolatedLoss):
         inner = state.evolve(loss_fn=loss_fn.loss_fn)
-        state, targets, layout = for_probabilities(inner, targets, advice)
-        return state.evolve(loss_fn=attrs.evolve(loss_fn, loss_fn=state.loss_fn)), targets, layout
+        found, targets, layout = for_probabilities(inner, targets, advice)
+        return attrs.evolve(loss_fn, loss_fn=found), targets, layout
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
     classes, dim = layout_of(state.outputs, kept)
     if isinstance(loss_fn, ScaledLoss):
-        return state, targets, Layout(classes, dim, loss_fn.ignore_index)
+        return loss_fn, targets, Layout(classes, dim, loss_fn.ignore_index)
     if kept.is_floating_point():
-        return state, targets, Layout(classes, dim)
+        return loss_fn, targets, Layout(classes, dim)
     options = CrossEntropy.of(loss_fn)
     if options is None:
         _compare_once(state, kept, advice)
@@ -299,7 +294,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
     kept, loss_fn = targets.targets, state.loss_fn
     options = CrossEntropy.of(loss_fn)
     if options is not None and not kept.is_floating_point():
-        return _scaled(state, targets, options)
+        return state.evolve(loss_fn=_scaled(state, targets, options))
     if isinstance(loss_fn, ScaledLoss) or (options is not None and options.reduction == "mean"):
         return state
 

@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.generators import default_generator, preserving_generators
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import select_examples

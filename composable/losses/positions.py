@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.targets import IGNORE_INDEX
 from composable.batches.model_call import is_transformers_model, logits_of, shifts_labels
 from composable.core.state import State

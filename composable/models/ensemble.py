@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import check_module, kind_of
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.targets import check_class_dim
 from composable.core.evaluation_mode import evaluation_mode
 from composable.functional import average_probabilities

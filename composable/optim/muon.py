@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from composable._support.checks import check_count, check_flag, check_place, check_range
+from composable._support.devices import compute_dtype
 from composable._support.dtensors import local_part
-from composable._support.foreach import compute_dtype
 from composable.functional.orthogonalize import (
     COEFFICIENTS,
     Coefficients,

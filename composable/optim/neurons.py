@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from composable._support.devices import compute_dtype
 from composable._support.dtensors import local_part
-from composable._support.foreach import compute_dtype
 
 
 def as_neurons(values: Tensor | None, parameter: Any, dim: int) -> Tensor:

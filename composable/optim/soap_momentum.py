@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 
 State: TypeAlias = dict[str, Any]
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from composable._support.foreach import compute_dtype
+from composable._support.devices import compute_dtype
 from composable._support.sampling import draw_weights
 
 Layer = TypeVar("Layer", bound=nn.Module)

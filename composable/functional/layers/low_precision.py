@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import LOW_PRECISION, check_precision
-from composable._support.foreach import autocast_dtype
+from composable._support.devices import autocast_dtype
 from composable._support.warn import NoEffectWarning, warn_user
 
 from .._reclass import keeps_forward_of, reclass
