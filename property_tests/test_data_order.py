@@ -4,11 +4,12 @@ from itertools import chain, islice
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from composable.data import (
+    BatchSizeWarmupSampler,
     GlobalBatchSampler,
     LengthGroupedBatchSampler,
     PackedDocuments,
@@ -73,9 +74,9 @@ def test_workers_change_neither_order_nor_random_numbers(
     assert list(seeded_batches(loader, seed, **now)) == whole[skip:]
 
 
-def read_stream(make, size, workers, *, seed, epoch, **options):
+def read_stream(make, size, workers, *, seed, epoch, drop_last=False, **options):
     """Return the batches of a stream, and its loader."""
-    loader = DataLoader(make(), size, collate_fn=list, num_workers=workers)
+    loader = DataLoader(make(), size, collate_fn=list, num_workers=workers, drop_last=drop_last)
     return seeded_batches(loader, seed, epoch=epoch, first_step=7 * epoch, **options), loader
 
 
@@ -105,8 +106,9 @@ def test_stream_resumes_from_the_state_of_its_dataset(
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @fewer
-@given(counts, sizes, seeds, epochs, st.sampled_from([1, 2, 3]))
-def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, workers):
+@given(counts, sizes, seeds, epochs, st.sampled_from([1, 2, 3, 7]), st.booleans())
+@example(9, 4, 17, 1, 2, True)
+def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, workers, drop_last):
     """Law of data: The workers of a `WorkerShard` change neither the batches, nor their order, nor
     their random numbers.
     """
@@ -114,10 +116,11 @@ def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, wo
     def make():
         return WorkerShard(range(count), size, transform=noisy)
 
-    whole, ours = (
-        list(read_stream(make, size, number, seed=seed, epoch=epoch)[0]) for number in (0, workers)
-    )
+    options = {"seed": seed, "epoch": epoch, "drop_last": drop_last}
+    whole, ours = (list(read_stream(make, size, n, **options)[0]) for n in (0, workers))
     assert ours == whole
+    left = count - count % size if drop_last else count
+    assert [number for batch in whole for number, _ in batch] == list(range(left))
 
 
 @given(counts, sizes, sizes, seeds, seeds, epochs)
@@ -277,22 +280,28 @@ def test_windows_of_similar_lengths_have_the_examples_of_the_plain_order(
         assert after == before
 
 
-@given(lengths, windows, seeds, epochs, st.sampled_from([2, 3]), st.data())
-def test_batches_of_similar_lengths_are_the_same_for_any_number_of_processes(
-    given_lengths, window, seed, epoch, world_size, data
+@pytest.mark.parametrize("kind", [LengthGroupedBatchSampler, BatchSizeWarmupSampler])
+@given(lengths, windows, seeds, epochs, st.sampled_from([2, 3]), last_batches, st.data())
+def test_batches_of_other_samplers_are_the_same_for_any_number_of_processes(
+    kind, given_lengths, window, seed, epoch, world_size, last_batch, data
 ):
-    """Law of data: Its global batch is the same for any number of processes, starting from any
-    batch.
+    """Law of data: Its global batch, and that of a `BatchSizeWarmupSampler`, is the same for any
+    number of processes, starting from any batch.
     """
+    own = {"window": window}
+    if kind is BatchSizeWarmupSampler:
+        growing = (epoch + 1) * len(given_lengths)  # until the end of the epoch
+        own = {"duration": growing, "min_batch_size": world_size, "step_size": world_size}
 
     def batches(start=0, **which):
-        sampler = LengthGroupedBatchSampler(
-            given_lengths, batch_size=6, seed=seed, window=window, last_batch="pad", **which
+        sampler = kind(
+            given_lengths, batch_size=6, seed=seed, last_batch=last_batch, **own, **which
         )
         sampler.set_epoch(epoch)
         return list(sampler.batches_from(start))
 
     whole = batches()
+    assume(all(len(batch) >= world_size for batch in whole))
     start = data.draw(st.integers(0, len(whole)))
     parts = [batches(start, rank=rank, world_size=world_size) for rank in range(world_size)]
 

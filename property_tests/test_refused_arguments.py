@@ -166,7 +166,8 @@ def refusal(name: str, given: Mapping[str, Any], pattern: str) -> str:
 
 def ways_to_name(value: Any) -> list[str]:
     """Return the ways in which a message may name a value: itself, or its type."""
-    named = [repr(value), f"a {type(value).__name__}", f"an {type(value).__name__}"]
+    kind = type(value).__name__
+    named = [repr(value), f"a {kind}", f"an {kind}", f"={kind} "]
     if isinstance(value, type):
         named.append(value.__name__)
     if isinstance(value, Tensor):
@@ -178,7 +179,7 @@ def ways_to_name(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         named += [words for v in value.values() for words in ways_to_name(v)]
     if isinstance(value, nn.Module):
-        named.append(type(value).__name__)
+        named.append(kind)
     return named
 
 

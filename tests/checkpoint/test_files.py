@@ -1,6 +1,5 @@
 """A checkpoint is read as it was written, or refused with the file and the fault."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -21,7 +20,6 @@ from composable.checkpoint import (
     UnwritableCheckpointError,
     VersionError,
     find,
-    manifest,
     pack,
     read,
     reader,
@@ -31,6 +29,7 @@ from composable.checkpoint import (
 )
 from composable.checkpoint.manifest import FILES, MANIFEST, STATE, TENSORS
 from tests.checkpoint.faulty_os import FaultyOS
+from tests.checkpoint.forged import DAMAGES, edit_manifest, flip, forge, safetensors_of
 from tests.checkpoint.trees import by_message, same, trees
 from tests.support.processes import forkserver
 
@@ -41,30 +40,6 @@ OTHER = {"model": {"w": TREE["model"]["w"] + 1, "n": TREE["model"]["n"]}, "step"
 @pytest.fixture
 def saved(tmp_path):
     return write(tmp_path / "it", *pack(TREE), info={"batch": 7})
-
-
-def edit_manifest(folder, changes=None):
-    """Merge changes into the manifest, and seal it with the hashes of the present files."""
-    body = json.loads((folder / MANIFEST).read_bytes())
-    body.pop("sha256")
-    for name, record in body["files"].items():
-        content = (folder / name).read_bytes()
-        record.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (folder / MANIFEST).write_bytes(manifest.dump_sealed(merged(body, changes or {})))
-
-
-def merged(body, changes):
-    if not isinstance(changes, dict) or not isinstance(body, dict):
-        return changes
-    body = {**body, **{key: merged(body.get(key), value) for key, value in changes.items()}}
-    return {key: value for key, value in body.items() if value is not None}
-
-
-def forge(folder, name, content):
-    """Change a file as an attacker would: write a manifest that matches it."""
-    (folder / name).write_bytes(content)
-    if name != MANIFEST:
-        edit_manifest(folder)
 
 
 @settings(max_examples=60)
@@ -163,12 +138,6 @@ def test_rejects_invalid_contents_before_writing(tmp_path, arguments, message):
 # --- Damaged files
 
 
-def flip(path, position):
-    raw = bytearray(path.read_bytes())
-    raw[position] ^= 1
-    path.write_bytes(raw)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_finds_every_flipped_bit(saved, name):
     for position in range(0, (saved / name).stat().st_size, 3):
@@ -179,28 +148,18 @@ def test_finds_every_flipped_bit(saved, name):
     assert read(saved).data["step"] == 7
 
 
-def cut(size):
-    return lambda path: path.write_bytes(path.read_bytes()[:size])
-
-
 def replace_by_other(path):
     other = write(path.parents[1] / "other", *pack(OTHER), info={"batch": 7})
     path.write_bytes((other / path.name).read_bytes())
 
 
-DAMAGES = {
-    **{f"truncated to {size}": (cut(size), "{}") for size in (0, 1, 9, -1)},
-    "renamed": (lambda path: path.rename(path.parent / "x"), "{} is missing"),
-    "other checkpoint": (replace_by_other, "is damaged: its sha256 is"),
-    "link": (lambda path: path.symlink_to(path.rename(path.parents[1] / "x")), "{} is a symbolic"),
-    "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
-    "folder": (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),
-}
+OTHER_CHECKPOINT = {"other checkpoint": (replace_by_other, "is damaged: its sha256 is")}
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
-def test_refuses_a_damaged_file(saved, name, damage, message):
+@pytest.mark.parametrize("kind", DAMAGES | OTHER_CHECKPOINT)
+def test_refuses_a_damaged_file(saved, name, kind):
+    damage, message = (DAMAGES | OTHER_CHECKPOINT)[kind]
     damage(saved / name)
 
     with pytest.raises(DamagedCheckpointError, match=message.format(name)):
@@ -268,34 +227,12 @@ def test_refuses_a_forged_manifest(saved, changes, message):
         seen.match(message)
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "invalid JSON"),
-        (b"\xff", "invalid JSON"),
-        (b'{"a": 1', "invalid JSON"),
-        (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
-        (b'{"a": NaN}', "NaN is not JSON"),
-        (b'{"a": -Infinity}', "-Infinity is not JSON"),
-        (b'{"a": 1e999}', "out of range"),
-        (b"9" * 5000, "an integer has 5000 digits"),
-        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
-        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
-        (b"[1] [2]", "invalid JSON"),
-    ],
-    ids=by_message,
-)
 @pytest.mark.parametrize("name", [STATE, MANIFEST])
-def test_refuses_invalid_json(saved, name, raw, message):
-    forge(saved, name, raw)
+def test_refuses_what_is_no_strict_json(saved, name):
+    forge(saved, name, b'{"a": 1, "a": 2}')
 
-    with pytest.raises(DamagedCheckpointError, match=rf"{name} .*{message}"):
+    with pytest.raises(DamagedCheckpointError, match=rf"{name} .*invalid JSON: duplicate key 'a'"):
         read(saved)
-
-
-def safetensors_of(header, size=0, length=None):
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return (len(raw) if length is None else length).to_bytes(8, "little") + raw + b"\0" * size
 
 
 SPEC = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

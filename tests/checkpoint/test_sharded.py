@@ -1,17 +1,14 @@
 """Checkpoints that several processes write: the files, the errors, and what reads them."""
 
-import itertools
 import json
 import os
 from hashlib import sha256
-from pathlib import Path
 
 import attrs
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 from composable.checkpoint import (
     CheckpointError,
@@ -38,6 +35,7 @@ from composable.checkpoint.inspect import describe, describe_all, format_descrip
 from composable.cli import main
 from composable.distributed import ProcessError, Processes
 from tests.checkpoint.faulty_os import FaultyOS
+from tests.checkpoint.forged import DAMAGES, edit_manifest, flip, safetensors_of
 from tests.checkpoint.sharding import together
 from tests.checkpoint.test_crashes import ERRORS
 
@@ -51,16 +49,8 @@ def tensors_of(rank, version=0):
     return {"state/model/weights/weight": part, "state/model/weights/bias": BIAS + version}
 
 
-DATA = {
-    "run": "a",
-    "state": {
-        "model": {
-            "weights": {
-                name: {"$tensor": f"state/model/weights/{name}"} for name in ("weight", "bias")
-            }
-        }
-    },
-}
+WEIGHTS = {"weight": WEIGHT, "bias": BIAS}
+_, DATA = pack({"run": "a", "state": {"model": {"weights": WEIGHTS}}})
 
 
 def save(folder, version=0, **options):
@@ -101,15 +91,6 @@ def test_each_process_writes_a_file_and_the_manifest_lists_them(saved):
         assert list(own) == ([] if number else ["state/model/weights/bias"])
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torch_reads_the_folder(saved):
-    found = {name: torch.zeros_like(value) for name, value in read(saved).tensors.items()}
-    load(found, storage_reader=HuggingFaceStorageReader(str(saved)), no_dist=True)
-
-    assert torch.equal(found["state/model/weights/weight"], WEIGHT)
-    assert torch.equal(found["state/model/weights/bias"], BIAS)
-
-
 def test_one_process_writes_the_same_bytes_as_before(tmp_path, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1.0)
     tree = {"a": [torch.arange(4.0), 1], "b": torch.ones(2, dtype=torch.bool)}
@@ -146,9 +127,7 @@ def test_processes_verify_the_files_of_tensors_in_turn(saved):
         for name, tensor in read(saved).tensors.items():
             assert outline.tensors[name].is_meta
             assert outline.tensors[name].shape == tensor.shape
-    content = bytearray((saved / SECOND).read_bytes())
-    content[-1] ^= 1
-    (saved / SECOND).write_bytes(content)
+    flip(saved / SECOND)
     first, second = together(2, lambda processes: read_outline(saved, processes))
     assert first.manifest == outlines[0].manifest
     assert isinstance(second, DamagedCheckpointError)
@@ -178,10 +157,6 @@ def test_a_whole_tensor_of_rank_0_alone_is_written(tmp_path):
 # --- errors ---
 
 
-def dtype(rank):
-    return {"w": torch.ones(2, dtype=torch.float64 if rank else torch.float32)}
-
-
 REFUSED = {
     "names": (
         lambda r: {"w": TensorShard(WEIGHT[:3], (6, 4), (3 * r, 0))} if r < 2 else {},
@@ -192,7 +167,10 @@ REFUSED = {
         lambda r: {"w": WEIGHT[: r + 1]},
         r"F32 of shape \[1, 4\] on rank 0, but .*rank [12]",
     ),
-    "dtypes": (dtype, "'w' is F32 of shape .2. on rank 0, but F64 of shape .2. on rank [12]"),
+    "dtypes": (
+        lambda r: {"w": torch.ones(2).to(torch.float64 if r else torch.float32)},
+        "'w' is F32 of shape .2. on rank 0, but F64 of shape .2. on rank [12]",
+    ),
     "gap": (
         lambda r: {"w": TensorShard(WEIGHT[:1], (6, 4), (2 * r, 0))},
         r"leave a gap. By rank: 0: \(1, 4\) from \(0, 0\); 1: \(1, 4\) from \(2, 0\)",
@@ -355,9 +333,7 @@ def test_a_folder_that_is_not_shared_is_named(tmp_path):
 
 
 def test_a_file_is_verified_if_a_part_of_it_is_needed(saved):
-    raw = bytearray((saved / SECOND).read_bytes())
-    raw[-1] ^= 1
-    (saved / SECOND).write_bytes(raw)
+    flip(saved / SECOND)
     name = "state/model/weights/weight"
 
     def rows(start, size, **options):
@@ -372,16 +348,6 @@ def test_a_file_is_verified_if_a_part_of_it_is_needed(saved):
     assert torch.equal(rows(1, 2, verify=False), WEIGHT[1:3])
     assert [found.path for found in find(saved.parent)[0]] == [saved]
     assert SECOND in str(find(saved.parent, thorough=True)[1][0].error)
-
-
-@pytest.mark.parametrize("verify", [True, False])
-def test_any_block_is_read(saved, verify):
-    name, rows, columns = "state/model/weights/weight", range(7), range(5)
-    for top, bottom in itertools.combinations(rows, 2):
-        for left, right in itertools.combinations(columns, 2):
-            block = Region((top, left), (bottom - top, right - left))
-            found = read_shards(saved, {name: block}, verify=verify).tensors[name]
-            assert torch.equal(found, WEIGHT[top:bottom, left:right])
 
 
 def test_parts_are_read_from_a_checkpoint_with_one_file(tmp_path):
@@ -400,32 +366,17 @@ def test_a_region_that_a_tensor_does_not_have_is_refused(saved):
         read_shards(saved, wanted)
 
 
-def flip(path):
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-
-
-DAMAGES = {
-    "gone": Path.unlink,
-    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),
-    "changed": flip,
-    "a link": lambda path: (path.rename(f"{path}.x"), path.symlink_to(f"{path}.x")),
-}
-
-
 @pytest.mark.parametrize("name", ["state.json", "manifest.json", SECOND])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_refused_by_name(saved, name, damage):
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_is_refused_by_name(saved, name, kind):
+    damage, message = DAMAGES[kind]
     damage(saved / name)
 
-    for function in (read, verify, lambda path: read_shards(path, {})):
-        with pytest.raises(DamagedCheckpointError, match=name):
-            function(saved)
-    with pytest.raises(DamagedCheckpointError, match=name):
-        consolidate(saved, saved.parent / "one")
-    assert not (saved.parent / "one").exists()
+    one = saved.parent / "one"
+    for use in (read, verify, lambda path: read_shards(path, {}), lambda p: consolidate(p, one)):
+        with pytest.raises(DamagedCheckpointError, match=message.format(name)):
+            use(saved)
+    assert not one.exists()
     assert find(saved.parent, thorough=True)[0] == []
 
 
@@ -438,15 +389,12 @@ def seal(folder, change):
     result = change(header, blocks)
     blocks = blocks if result is None else result
     header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps(blocks)}
-    head = json.dumps(header).encode()
-    raw = len(head).to_bytes(8, "little") + head + raw[end:]
-    (folder / SECOND).write_bytes(raw)
-    body = json.loads((folder / "manifest.json").read_bytes())
-    body["files"][SECOND] = {"size": len(raw), "sha256": sha256(raw).hexdigest()}
-    body.pop("sha256")
-    plain = json.dumps(body, separators=(",", ":")).encode()
-    body["sha256"] = sha256(plain).hexdigest()
-    (folder / "manifest.json").write_bytes(json.dumps(body, indent=1).encode())
+    (folder / SECOND).write_bytes(safetensors_of(header) + raw[end:])
+    edit_manifest(folder)
+
+
+def one_dimension(header, blocks):
+    header[NAME]["shape"], blocks[NAME]["saved_offsets"] = [8], [0]
 
 
 NAME = "state/model/weights/weight"
@@ -467,16 +415,7 @@ WRONG = {
     "huge": (lambda header, blocks: blocks[NAME].update(saved_offsets=[2**62, 0]), "leave a gap"),
     "dtype": (lambda header, blocks: header[NAME].update(dtype="I32"), "differ in dtype"),
     "shape": (lambda header, blocks: header[NAME].update(shape=[4, 2]), "overlap, leave a gap"),
-    "dimensions": (
-        lambda header, blocks: (
-            (
-                header[NAME].update(shape=[8]),
-                blocks[NAME].update(saved_offsets=[0]),
-            )[2:]
-            or None
-        ),
-        "overlap, leave a gap",
-    ),
+    "dimensions": (one_dimension, "overlap, leave a gap"),
 }
 
 

@@ -181,6 +181,7 @@ class Payload:
     [
         pickle.dumps({"w": Payload()}),
         pickle.dumps(Payload()),
+        pickle.dumps(print),
         b"",
         b"PK\x03\x04 and no more",
         b"\x80\x02" + b"\xff" * 50,

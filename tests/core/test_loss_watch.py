@@ -21,6 +21,13 @@ def entropy(outputs=OUTPUTS, **options):
     return F.cross_entropy(outputs, TARGETS, **options)
 
 
+def terms_of(loss, *batch):
+    """Return the terms of what a function computes while it is watched."""
+    with LossWatch(*batch) as watch:
+        found = loss()
+    return watch.terms_of(found)
+
+
 def in_place():
     loss = torch.zeros(())
     loss += entropy()
@@ -61,19 +68,15 @@ FOLLOWED = {
 def test_follows(name):
     function, terms, constant = FOLLOWED[name]
 
-    with LossWatch() as watch:
-        loss = function()
+    found = terms_of(function)
 
-    found = watch.terms_of(loss)
     assert [(term.factor, term.divisor.value) for term in found.terms] == terms
     assert found.constant == constant
 
 
 def test_a_sum_over_parameters_is_a_constant():
-    with LossWatch() as watch:
-        loss = entropy() + PARAMETER.square().flatten().sum()
+    found = terms_of(lambda: entropy() + PARAMETER.square().flatten().sum())
 
-    found = watch.terms_of(loss)
     assert len(found.terms) == 1
     assert torch.equal(found.sum_of_constants, PARAMETER.square().sum())
 
@@ -107,10 +110,7 @@ NOT_FOLLOWED = {
 
 @pytest.mark.parametrize("name", NOT_FOLLOWED)
 def test_does_not_follow(name):
-    with LossWatch() as watch:
-        loss = NOT_FOLLOWED[name]()
-
-    assert watch.terms_of(loss) is None
+    assert terms_of(NOT_FOLLOWED[name]) is None
 
 
 def test_what_is_read_after_the_loss_changes_nothing():
@@ -124,10 +124,9 @@ def test_what_is_read_after_the_loss_changes_nothing():
 def test_values_that_a_module_of_torch_reads_decide_nothing():
     module = nn.AdaptiveLogSoftmaxWithLoss(4, 4, [2])  # none of the targets is in the second part
 
-    with LossWatch() as watch:
-        loss = module(OUTPUTS, torch.tensor([0, 1, 1, 0, 0, 1])).loss
+    found = terms_of(lambda: module(OUTPUTS, torch.tensor([0, 1, 1, 0, 0, 1])).loss)
 
-    assert [term.divisor.value for term in watch.terms_of(loss).terms] == [6]
+    assert [term.divisor.value for term in found.terms] == [6]
 
 
 def test_a_forward_pass_may_read_what_is_no_result():
@@ -199,10 +198,8 @@ FROM_BATCH = {
 def test_divisor_of_another_batch_follows_from_its_targets(name):
     loss, expected = FROM_BATCH[name]
 
-    with LossWatch(BATCH) as watch:
-        found = loss(BATCH[1])
+    (term,) = terms_of(lambda: loss(BATCH[1]), BATCH).terms
 
-    (term,) = watch.terms_of(found).terms
     assert term.divisor.of_batch(BATCH) == term.divisor.value
     assert term.divisor.of_batch(OTHER) == expected
 
@@ -224,19 +221,16 @@ OF_ROWS = {
 def test_targets_of_rows_are_told_apart_from_those_of_the_whole(name):
     targets, by_rows = OF_ROWS[name]
 
-    with LossWatch(BATCH) as watch:
-        loss = targets(BATCH[1]).float().mean()
+    source = terms_of(lambda: targets(BATCH[1]).float().mean(), BATCH).terms[0].divisor.source
 
-    source = watch.terms_of(loss).terms[0].divisor.source
     assert source.is_of_any_size
     assert source.by_rows == by_rows
 
 
 def test_other_elements_of_the_same_memory_are_not_those_of_the_batch():
-    with LossWatch(BATCH) as watch:
-        loss = BATCH[1].view(torch.int32).float().mean()
+    found = terms_of(lambda: BATCH[1].view(torch.int32).float().mean(), BATCH)
 
-    assert watch.terms_of(loss).terms[0].divisor.source is None
+    assert found.terms[0].divisor.source is None
 
 
 def changed(targets):
@@ -256,17 +250,16 @@ def changed(targets):
     ],
 )
 def test_divisor_is_unknown_for_targets_of_other_tensors_or_positions(targets):
-    with LossWatch(BATCH) as watch:
-        loss = F.cross_entropy(OUTPUTS, targets(BATCH[1]))
+    found = terms_of(lambda: F.cross_entropy(OUTPUTS, targets(BATCH[1])), BATCH)
 
-    assert watch.terms_of(loss).terms[0].divisor.of_batch is None
+    assert found.terms[0].divisor.of_batch is None
 
 
 def test_calls_without_weight_have_no_gradient():
     inputs, weight = torch.randn(3, 2, requires_grad=True), torch.tensor([1.0, 0.0])
-    with LossWatch() as watch:
-        loss = F.cross_entropy(inputs, torch.ones(3).long(), weight) + inputs.square().mean()
-    first, second = watch.terms_of(loss).terms
+    first, second = terms_of(
+        lambda: F.cross_entropy(inputs, torch.ones(3).long(), weight) + inputs.square().mean()
+    ).terms
 
     (torch.where(first.divisor.value == 0, 0.0, first.value) + second.value).backward()
 
@@ -275,9 +268,7 @@ def test_calls_without_weight_have_no_gradient():
 
 def test_factors_that_are_tensors_are_told_apart_by_their_identity():
     def form(scale):
-        with LossWatch() as watch:
-            loss = entropy() * scale.double()
-        return watch.terms_of(loss).form
+        return terms_of(lambda: entropy() * scale.double()).form
 
     assert form(SCALE) == form(SCALE)
     assert form(SCALE) != form(SCALE.clone())
@@ -292,14 +283,12 @@ def test_a_changed_result_has_no_terms():
 
 
 def test_sees_the_same_with_and_without_a_graph():
-    def form():
-        with LossWatch() as watch:
-            loss = 2 * entropy()
-        return watch.terms_of(loss).form
+    def twice():
+        return 2 * entropy()
 
     with torch.no_grad():
-        without = form()
-    assert form() == without
+        without = terms_of(twice)
+    assert terms_of(twice).form == without.form
 
 
 def test_watching_a_loss_takes_microseconds():
@@ -311,9 +300,4 @@ def test_watching_a_loss_takes_microseconds():
             times.append(time.perf_counter() - start)
         return min(times)
 
-    def watched():
-        with LossWatch() as watch:
-            loss = entropy()
-        return watch.terms_of(loss)
-
-    assert seconds(watched) - seconds(entropy) < 500e-6
+    assert seconds(lambda: terms_of(entropy)) - seconds(entropy) < 500e-6

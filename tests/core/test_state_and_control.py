@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import FrozenStateError, State, Time, Timestamp
+from composable import State, Time, Timestamp
 from composable.batches.model_call import call_with_batch
 from composable.batches.spec import BatchSpec
 from tests.support.models import linear
@@ -16,17 +16,6 @@ from tests.support.models import linear
 
 def state(**fields):
     return State(model=linear(), **fields)
-
-
-def test_evolving_gives_another_state_and_keeps_the_first():
-    before = state(loss=torch.tensor(1.0))
-
-    after = before.evolve(loss=torch.tensor(2.0), batch="new")
-
-    assert (before.loss, before.batch) == (torch.tensor(1.0), None)
-    assert (after.loss, after.batch) == (torch.tensor(2.0), "new")
-    assert after.model is before.model
-    assert type(after) is State
 
 
 def test_every_field_can_be_evolved():
@@ -54,28 +43,6 @@ def test_outputs_of_a_split_batch_are_refused_by_name_until_there_are_others():
         ):
             one.outputs  # noqa: B018
     assert split.evolve(outputs=2).outputs == 2
-
-
-@pytest.mark.parametrize("name", ["loss", "model", "anything"])
-def test_assignment_is_answered_with_what_to_write_instead(name):
-    with pytest.raises(FrozenStateError, match=rf"state\.{name} .*Return state\.evolve"):
-        setattr(state(), name, 1)
-    with pytest.raises(FrozenStateError):
-        delattr(state(), "loss")
-    assert issubclass(FrozenStateError, AttributeError)
-
-
-def test_memory_is_remembered_by_name_and_read_only():
-    given = {"A": 1}
-    before = state().evolve(memory=given)
-    given["A"] = 5
-
-    after = before.remember("B", 2).remember("A", 3)
-
-    assert dict(before.memory) == {"A": 1}
-    assert dict(after.memory) == {"A": 3, "B": 2}
-    with pytest.raises(TypeError):
-        after.memory["A"] = 4
 
 
 def test_inputs_and_targets_are_read_by_the_spec():
@@ -154,14 +121,3 @@ def test_json_is_written_to_a_path(tmp_path):
     text = state.to_json(path, indent=2)
 
     assert path.read_text() == text + "\n"
-
-
-def test_earlier_values_are_kept_and_all_are_read_only():
-    first = State(nn.Linear(1, 1)).remember("a", {"x": {"y": 1}})
-    second = first.remember("b", {"z": torch.ones(1)})
-
-    assert second.memory["a"] is first.memory["a"]
-    assert "b" not in first.memory
-    for mapping in (second.memory, second.memory["a"]["x"], second.memory["b"]):
-        with pytest.raises(TypeError, match="item assignment"):
-            mapping["new"] = 1

@@ -41,6 +41,7 @@ def test_reads_every_documented_form(text, value, unit):
 FORMS = r"'10ep' \(epochs\), '2ba' .*'0\.5dur' .*'1h30m'; a plain integer means epochs"
 NO_STRINGS = ["", "-1ba", "infdur", "nandur", "10", "10 ep", "e3tok", "ep", "1h30", "10EP", " "]
 NO_STRINGS += ["\u0661\u0660ep", "\u0669s"]  # other digits
+NO_STRINGS += ["_4tok", "4_tok", "4__0tok", "e3ba", "3eba", "3e-1ba", "1e100sp", "3e1"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ NO_STRINGS += ["\u0661\u0660ep", "\u0669s"]  # other digits
         ),
         *(
             (text, ValueError, rf"'{text}'.*not whole.*'0\.5dur'")
-            for text in ("1.5ep", "0.5ba", "1/2sp")
+            for text in ("1.5ep", "0.5ba", "1/2sp", "1.25e1ba")
         ),
         ("1/0dur", ValueError, "invalid time '1/0dur': it divides by zero"),
     ],
@@ -64,23 +65,6 @@ def test_rejects_what_is_no_time(text, error, message):
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "error", "message"),
-    [
-        (-1, "ba", ValueError, "value=-1 is negative: a Time is at least 0"),
-        (float("inf"), "dur", ValueError, "value=inf is not finite"),
-        (float("nan"), "dur", ValueError, "value=nan is not finite"),
-        (1.5, "ep", ValueError, "value=1.5 is not whole, and epochs cannot be split"),
-        (True, "ep", TypeError, "value=True must be an int, a float or a Fraction"),
-        ("1", "ep", TypeError, "value='1' must be an int, a float or a Fraction"),
-        (1, "min", ValueError, "unit='min' is unknown: use one of 'iter', 'ep', 'ba', 'sp'"),
-    ],
-)
-def test_rejects_an_invalid_value_or_unit(value, unit, error, message):
-    with pytest.raises(error, match=message):
-        Time(value, unit)
-
-
-@pytest.mark.parametrize(
     ("text", "printed"),
     [
         ("10ep", "10ep"),
@@ -88,6 +72,11 @@ def test_rejects_an_invalid_value_or_unit(value, unit, error, message):
         ("0.05dur", "0.05dur"),
         ("1/3dur", "1/3dur"),
         ("1h30m", "5400sec"),
+        ("3e10sp", "30000000000sp"),
+        ("1.5e3ba", "1500ba"),
+        ("4_000tok", "4000tok"),
+        ("1_000_000ba", "1000000ba"),
+        ("2_5e1ep", "250ep"),
     ],
 )
 def test_prints_as_a_string_that_reads_as_itself_and_can_be_pickled(text, printed):
@@ -133,26 +122,3 @@ def test_rejects_operations_without_a_meaning(call, error, message):
         call()
     assert Time("1m").seconds == 60.0
     assert Time("1ep") not in (1, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("3e10sp", "30000000000sp"),
-        ("1.5e3ba", "1500ba"),
-        ("4_000tok", "4000tok"),
-        ("1_000_000ba", "1000000ba"),
-        ("2_5e1ep", "250ep"),
-    ],
-)
-def test_parses_large_numbers(text, plain):
-    assert Time.parse(text) == Time.parse(plain)
-    assert str(Time.parse(text)) == plain
-
-
-@pytest.mark.parametrize(
-    "text", ["_4tok", "4_tok", "4__0tok", "e3ba", "3eba", "3e-1ba", "1.25e1ba", "1e100sp", "3e1"]
-)
-def test_rejects_other_forms(text):
-    with pytest.raises(ValueError, match=f"invalid time '{text}'"):
-        Time.parse(text)

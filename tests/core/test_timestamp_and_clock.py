@@ -7,21 +7,11 @@ import pytest
 from composable import Clock, Timestamp
 
 
-def test_a_batch_counts_everywhere_but_in_epochs():
-    now = Timestamp().next_batch(samples=32, tokens=640, seconds=0.5)
-    now = now.next_batch(samples=8, tokens=160, seconds=0.25)
-
-    assert (now.batch, now.sample, now.token) == (2, 40, 800)
-    assert (now.batch_in_epoch, now.sample_in_epoch, now.token_in_epoch) == (2, 40, 800)
-    assert now.token_in_iteration == 800
-    assert (now.total_wct, now.epoch_wct, now.batch_wct) == (0.75, 0.75, 0.25)
-    assert now.iteration_wct == 0.75
-    assert (now.epoch, now.iteration) == (0, 0)
-
-
 def test_an_iteration_starts_its_own_count_anew():
     now = Timestamp().next_batch(tokens=8, seconds=0.5).next_epoch()
-    now = now.next_batch(tokens=2, seconds=0.25).next_epoch()
+    now = now.next_batch(tokens=2, seconds=0.25)
+    assert (now.total_wct, now.epoch_wct, now.batch_wct) == (0.75, 0.25, 0.25)
+    now = now.next_epoch()
     assert (now.epoch_in_iteration, now.token_in_iteration, now.iteration_wct) == (2, 10, 0.75)
     assert (now.token_in_epoch, now.epoch_wct) == (0, 0.0)
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from composable import Callback, Control, Trainer, during
+from composable import Control, Event, Trainer, during
 from composable.algorithms import EMA, GradientClipping, MixUp
 from tests.support.algorithms import GradientNoise
 from tests.support.data import batches
 from tests.support.models import linear
+from tests.support.observers import Asks
 from tests.support.runs import sgd
 
 OPTIONS = {
@@ -22,16 +23,6 @@ OPTIONS = {
     "device": "cpu",
     "seed": 17,
 }
-
-
-class Requests(Callback):
-    """Requests something after each batch."""
-
-    def __init__(self, request):
-        self.request = request
-
-    def batch_end(self, state, logger):
-        return self.request
 
 
 def with_nan():
@@ -63,7 +54,7 @@ BUILDING = {
 }
 FITTING = {
     "NonFiniteLossWarning": {"train_dataloader": with_nan(), "nonfinite_loss": "skip"},
-    "UnsupportedRequestWarning": {"callbacks": [Requests(Control.EVALUATE)]},
+    "UnsupportedRequestWarning": {"callbacks": Asks(Event.BATCH_END, 0, Control.EVALUATE)},
 }
 
 

@@ -1,6 +1,7 @@
 """InfoBatch: unbiased pruning, and runs with it that resume in mid-epoch."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from composable import Callback
+from composable import Event
 from composable import algorithms as A
 from composable.data import GlobalBatchSampler, Indexed, InfoBatch, InfoBatchSampler
 from composable.functional import apply_infobatch, draw_infobatch, infobatch
@@ -16,6 +17,7 @@ from composable.testing import check_algorithm
 from tests.support.campaign import drawn
 from tests.support.data import examples
 from tests.support.models import mlp, same, weights
+from tests.support.observers import Watch
 from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
@@ -77,25 +79,12 @@ def test_sampler_is_the_global_one_without_the_pruned_examples(last_batch):
     assert list(sampler.batches_from(1)) == batches[1:]
 
 
-def test_sampler_has_no_length_and_does_not_pad():
+def test_sampler_has_no_length():
     with pytest.raises(TypeError, match="the number of batches of an epoch varies"):
         len(InfoBatchSampler(4, batch_size=2, seed=0))
-    with pytest.raises(ValueError, match="last_batch='pad' must be 'keep' or 'drop'"):
-        InfoBatchSampler(4, batch_size=2, seed=0, last_batch="pad")
 
 
 # --- runs ---
-
-
-class Seen(Callback):
-    """Records the indices, the loss and the weights' use of every batch."""
-
-    def __init__(self):
-        self.indices, self.losses = [], []
-
-    def after_loss(self, state, logger):
-        self.losses.append(float(state.loss.detach()))
-        self.indices.append(state.batch[2].tolist())
 
 
 def loader(sampler, workers=0):
@@ -117,29 +106,30 @@ def trainer(prune=0.5, workers=0, end=0.8, **options):
 
 
 def test_pruned_epochs_have_fewer_batches_and_the_ends_all_examples():
-    seen = Seen()
+    watch = Watch(Event.AFTER_LOSS, read=lambda state: state.batch[2].tolist())
 
-    state = trainer(callbacks=[seen]).fit()
+    state = trainer(callbacks=watch).fit()
 
-    memory = state.memory["InfoBatch"]
+    seen, memory = watch.values, state.memory["InfoBatch"]
     assert not memory["losses"].isnan().any()
     starts, done = [0], 0
-    for n, indices in enumerate(seen.indices):
+    for n, indices in enumerate(seen):
         done += len(indices)
-        if len(indices) < 4 or n == len(seen.indices) - 1:
+        if len(indices) < 4 or n == len(seen) - 1:
             starts.append(n + 1)
-    assert sorted(i for batch in seen.indices[:6] for i in batch) == list(range(COUNT))
-    assert sorted(i for batch in seen.indices[-6:] for i in batch) == list(range(COUNT))
-    assert len(seen.indices) < 5 * 6
+    assert sorted(i for batch in seen[:6] for i in batch) == list(range(COUNT))
+    assert sorted(i for batch in seen[-6:] for i in batch) == list(range(COUNT))
+    assert len(seen) < 5 * 6
     assert (memory["weights"] == 1).all()
     assert done == state.timestamp.sample
 
 
 def test_loss_is_the_weighted_mean_and_the_losses_are_stored():
     sampler = InfoBatchSampler(COUNT, batch_size=COUNT, seed=5)
-    model, seen = mlp(), Seen()
+    model = mlp()
+    watch = Watch(Event.AFTER_LOSS, read=lambda state: float(state.loss.detach()))
     run = make_trainer(
-        model, loader(sampler), algorithms=[InfoBatch(sampler)], callbacks=[seen],
+        model, loader(sampler), algorithms=[InfoBatch(sampler)], callbacks=watch,
         optimizers=lambda p: torch.optim.SGD(p, lr=0.0), max_duration="2ep",
     )  # fmt: skip
     inputs, targets = examples(COUNT)
@@ -151,8 +141,8 @@ def test_loss_is_the_weighted_mean_and_the_losses_are_stored():
     assert torch.equal(memory["weights"], torch.where(low, 2.0, 1.0))
     assert memory["kept"][~low].all()
     kept = memory["kept"]
-    assert seen.losses[0] == pytest.approx(float(each.mean()))
-    assert seen.losses[1] == pytest.approx(float((each * memory["weights"])[kept].mean()))
+    assert watch.values[0] == pytest.approx(float(each.mean()))
+    assert watch.values[1] == pytest.approx(float((each * memory["weights"])[kept].mean()))
     assert_close(memory["losses"], each)
 
 
@@ -185,10 +175,7 @@ def test_two_runs_of_one_sampler_are_equal():
 def test_microbatches_give_the_gradients_of_the_whole_batch():
     first, second = trainer().fit(), trainer(microbatch_size=3).fit()
 
-    for one, other in zip(
-        weights(first.model).values(), weights(second.model).values(), strict=True
-    ):
-        assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert_close(weights(first.model), weights(second.model), rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_and_loss_kinds():
@@ -232,36 +219,27 @@ def test_sampler_of_another_loader_is_an_error():
 def test_evaluations_by_the_same_loader_have_all_examples_and_change_nothing():
     def run(**options):
         sampler = InfoBatchSampler(COUNT, batch_size=4, seed=5)
-        data, seen = loader(sampler), Examples()
+        data, counts = loader(sampler), Counter()
+        watch = Watch(
+            Event.EVAL_BATCH_END,
+            read=lambda state: counts.update({state.timestamp.batch: len(state.targets)}),
+        )
         state = make_trainer(
             mlp(),
             data,
             algorithms=[InfoBatch(sampler, prune=0.9, end=1.0)],
-            callbacks=seen,
+            callbacks=watch,
             max_duration="4ep",
             **{key: data if key == "eval_dataloader" else one for key, one in options.items()},
         ).fit()
-        return state, seen.counts, data
+        return state, set(counts.values()), data
 
     state, counts, data = run(eval_dataloader=True, eval_interval="2ba")
 
     assert state.timestamp.sample < 4 * COUNT
-    assert set(counts) == {COUNT}
+    assert counts == {COUNT}
     assert len(torch.cat([batch[1] for batch in data])) == COUNT
     assert same(weights(state.model), weights(run()[0].model))
-
-
-class Examples(Callback):
-    """Counts the examples of each evaluation."""
-
-    def __init__(self):
-        self.counts = []
-
-    def eval_start(self, state, logger):
-        self.counts.append(0)
-
-    def eval_batch_end(self, state, logger):
-        self.counts[-1] += len(state.targets)
 
 
 @pytest.mark.parametrize(("last_batch", "kept"), [("drop", 3), ("keep", 0)])

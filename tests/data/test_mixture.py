@@ -1,19 +1,18 @@
 """Mixtures of loaders: shares, resuming at every batch, and the loss of each loader."""
 
 from collections import Counter
-from functools import partial
 from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Trainer
 from composable.callbacks import MixtureMonitor
 from composable.data import GlobalBatchSampler, Mixture, seeded_batches
 from composable.distributed import DDP
 from composable.loggers import InMemoryLogger
 from tests.support.processes import run
+from tests.support.runs import make_trainer
 
 
 def collate_in_tens(examples):
@@ -78,19 +77,13 @@ def fit(folder, stop=None, parallel=None):
     }
     mixed = Mixture(loaders, weights={"a": 1, "b": 1}, mode="longest")
     memory = InMemoryLogger()
-    trainer = Trainer(
-        torch.nn.Linear(4, 3),
-        train_dataloader=mixed,
-        loss_fn=torch.nn.functional.cross_entropy,
-        optimizers=partial(torch.optim.SGD, lr=0.1),
-        max_duration="2ep",
-        seed=7,
+    trainer = make_trainer(
+        loader=mixed,
         callbacks=[MixtureMonitor(mixed)],
         loggers=memory,
         save_folder=folder,
         autoresume=folder is not None,
         parallel=parallel,
-        progress_bar=False,
     )
     trainer.fit(duration=stop)
     series = {name: memory.series(f"loss/train/{name}") for name in parts}
@@ -113,39 +106,3 @@ def fit_on_processes():
 def test_processes_share_each_batch():
     weight = run(fit_on_processes, 2)[0][0]
     assert torch.equal(run(fit_on_processes, 1)[0][0], weight)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
-LOADER = DataLoader(range(3))
-REFUSED = {
-    "no loader": ({}, {}, ValueError, "loaders="),
-    "a stream": ({"a": DataLoader(Stream())}, {}, TypeError, r"loaders\['a'\]="),
-    "a list": ({"a": [1, 2]}, {}, TypeError, r"loaders\['a'\]=\[1, 2\]"),
-    "an empty loader": ({"a": DataLoader([])}, {}, ValueError, r"loaders\['a'\] has no batch"),
-    "a generator": (
-        {"a": DataLoader(range(3), shuffle=True, generator=torch.Generator())},
-        {},
-        ValueError,
-        "has a generator",
-    ),
-    "a part": (
-        {"a": DataLoader(range(4), sampler=DistributedSampler(range(4), 2, 0))},
-        {},
-        ValueError,
-        "reads the part of a process",
-    ),
-    "other names": ({"a": LOADER}, {"weights": {"b": 1}}, ValueError, "weights"),
-    "no weight": ({"a": LOADER}, {"weights": {"a": 0}}, ValueError, r"weights\['a'\]=0 must be"),
-    "a mode": ({"a": LOADER}, {"mode": "random"}, ValueError, "mode='random' must be"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_mixed_is_refused_by_its_argument(name):
-    loaders, options, error, text = REFUSED[name]
-    with pytest.raises(error, match=text):
-        Mixture(loaders, **options)

@@ -5,13 +5,13 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import composable.functional as F
 from composable import Key
 from composable.data import GlobalBatchSampler, PackedDocuments, seeded_batches
 from tests.support.models import same, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
 SIZES = [3, 0, 5, 9, 1, 4, 4]
@@ -109,14 +109,6 @@ def test_documents_have_other_neighbours_in_each_epoch():
         assert same(first, second)
 
 
-def test_set_epoch_reaches_persistent_workers_in_a_plain_loop():
-    rows = PackedDocuments(documents([2] * 20), 10, seed=3)
-    loader = DataLoader(rows, batch_size=None, num_workers=1, persistent_workers=True)
-    for epoch in (0, 1):
-        rows.set_epoch(epoch)
-        assert same(stacked(list(loader)), stacked(read(rows, epoch)))
-
-
 def test_rows_count_from_the_end_and_survive_a_copy():
     rows = PackedDocuments(documents(), 4, seed=3)
 
@@ -169,46 +161,8 @@ def test_run_resumes_bit_for_bit_in_mid_epoch_with_workers(packing, tmp_path):
             persistent_workers=workers > 0,
         )
         torch.manual_seed(0)
-        trainer = make_trainer(
-            Bigram(), loader, loss_fn=cross_entropy, max_duration="3ep", **options
-        )
-        return weights(trainer.fit().model)
+        return make_trainer(Bigram(), loader, max_duration="3ep", **options).fit()
 
-    whole = run(save_folder=tmp_path, save_interval="1ba")
-
-    assert same(whole, run(workers=2))
     for workers in (0, 2):
-        assert same(whole, run(workers, load_path=tmp_path / "ep1-ba4"))
-
-
-# --- errors ---
-
-
-class Stream(IterableDataset):
-    """Documents one after the other."""
-
-    def __iter__(self):
-        yield torch.arange(3)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"documents": Stream()}, TypeError, r"documents=Stream is an iterable dataset.*list\("),
-        ({"documents": 3}, TypeError, "documents=3 must be a list of one-dimensional tensors"),
-        ({"documents": []}, ValueError, "must have at least one document"),
-        ({"documents": [torch.zeros(0).long()]}, ValueError, "at least one token, and all are emp"),
-        ({"documents": [torch.zeros(2)]}, ValueError, r"documents\[0\] must have one dimension"),
-        ({"documents": [torch.zeros(2, device="meta").long()]}, ValueError, "must be on the CPU"),
-        ({"length": 0}, ValueError, "length=0 must be"),
-        ({"packing": "greedy"}, ValueError, "packing='greedy' must be"),
-        ({"shuffle": 1}, TypeError, "shuffle=1 must be"),
-        ({"shift_labels": 1}, TypeError, "shift_labels=1 must be"),
-        ({"pad_id": 0.5}, TypeError, "pad_id=0.5 must be"),
-        ({"ignore_index": None}, TypeError, "ignore_index=None must be"),
-        ({"seed": -1}, ValueError, "seed=-1"),
-    ],
-)
-def test_invalid_arguments_are_rejected_by_name(change, error, message):
-    with pytest.raises(error, match=message):
-        PackedDocuments(**{"documents": documents(), "length": 4, "seed": 3, **change})
+        whole, _ = resumes_exactly(run, tmp_path / str(workers), 4, workers=workers)
+    assert same(weights(whole.model), weights(run(workers=2).model))

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Subset
 
 from composable import Key
 from composable.data import PerExample, seeded_batches
-from tests.data.loaders import DRAWS, Noisy, Stream, noise
+from tests.data.loaders import DRAWS, Noisy, noise
 from tests.support.models import linear, same, weights
 from tests.support.runs import make_trainer
 
@@ -55,14 +55,6 @@ def test_workers_change_no_example():
     assert epoch_of(noisy(), 1) != epoch_of(noisy(), 2)
 
 
-def test_set_epoch_reaches_persistent_workers_in_a_plain_loop():
-    dataset = noisy()
-    loader = DataLoader(dataset, 3, num_workers=1, persistent_workers=True)
-    for epoch in (0, 1):
-        dataset.set_epoch(epoch)
-        assert torch.cat(list(loader)).tolist() == epoch_of(noisy(), epoch)
-
-
 def test_another_loader_of_the_dataset_does_not_change_the_epoch_in_progress():
     loader, values = DataLoader(noisy(), 2), []
     for batch in seeded_batches(loader, 17, epoch=3):
@@ -81,22 +73,3 @@ def test_its_draws_change_nothing_else_in_a_run():
     data = [(torch.full((4,), float(i)), i % 3) for i in range(9)]
 
     assert same(run(data), run(PerExample(data, 5, lambda x: (torch.rand(3), x)[1])))
-
-
-class WithLength(Stream):
-    def __len__(self):
-        return 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((Stream(), 17), TypeError, "must be a map-style dataset"),
-        ((WithLength(), 17), TypeError, "An iterable dataset yields its examples"),
-        (([1], 17, "flip"), TypeError, "transform='flip' must be a function"),
-        (([1], -1), ValueError, "seed=-1"),
-    ],
-)
-def test_rejects_invalid_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        PerExample(*arguments)

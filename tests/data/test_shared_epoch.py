@@ -59,6 +59,10 @@ def packed():
     return PackedDocuments([torch.arange(n) + 10 * n for n in (3, 4, 9, 1, 5)], 4, seed=17)
 
 
+def noisy():
+    return PerExample(range(4), 17, transform=lambda x: x + torch.rand(()))
+
+
 def of_dataset(dataset, **options):
     return DataLoader(dataset, 2, collate_fn=list, **options)
 
@@ -84,9 +88,7 @@ LOADERS = {
     "a part of the rows in a loader of its own": lambda: CustomLoader(
         Subset(packed(), range(4)), 2, collate_fn=list
     ),
-    "random numbers of examples": lambda: Wrapped(
-        of_dataset(PerExample(range(4), 17, transform=lambda x: x + torch.rand(())))
-    ),
+    "random numbers of examples": lambda: Wrapped(of_dataset(noisy())),
     "a sampler": lambda: Wrapped(of_sampler(GlobalBatchSampler(12, **OPTIONS))),
     "a sampler by length": lambda: Wrapped(
         of_sampler(LengthGroupedBatchSampler(range(12), **OPTIONS))
@@ -103,6 +105,14 @@ def test_a_loader_is_as_it_is_inside_of_another_iterable():
     plain, wrapped = (of_sampler(GlobalBatchSampler(12, **OPTIONS)) for _ in range(2))
 
     assert epochs(plain) == epochs(Wrapped(wrapped))
+
+
+@pytest.mark.parametrize("make", [packed, noisy])
+def test_set_epoch_reaches_persistent_workers_in_a_plain_loop(make):
+    loader = of_dataset(make(), num_workers=1, persistent_workers=True)
+    for epoch, expected in enumerate(epochs(of_dataset(make()))):
+        loader.dataset.set_epoch(epoch)
+        assert str(list(loader)) == expected
 
 
 def test_an_iterable_that_sets_the_epoch_itself_keeps_its_own():

@@ -8,23 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from composable.data import UnshardedStreamWarning, WorkerShard
 from tests.data.loaders import read
-from tests.data.streams import Plain, Stateful, noisy
-from tests.support.campaign import drawn
-
-MANY = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-@MANY
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_batches_order_and_random_numbers_are_those_without_workers(drop_last):
-    def loader(workers):
-        stream = WorkerShard(range(17), batch_size=3, transform=noisy)
-        return DataLoader(stream, 3, num_workers=workers, drop_last=drop_last)
-
-    whole = read(loader(0))
-    assert [i for batch in whole for i in batch[0]] == list(range(15 if drop_last else 17))
-    for workers in drawn([1, 2, 4, 7], 2):
-        assert read(loader(workers)) == whole
+from tests.data.streams import Plain, Stateful
 
 
 def test_each_worker_transforms_its_own_examples_only():
@@ -43,20 +27,6 @@ def test_the_epoch_reaches_the_stream():
     assert [x // 1 % 10 for x, _ in read(DataLoader(WorkerShard(dataset, 2), None), epoch=3)] == [
         3
     ] * 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((iter([1]), 2), TypeError, "must be an iterable of examples"),
-        ((3, 2), TypeError, "must be an iterable of examples"),
-        (([1], 0), ValueError, "batch_size=0 must be at least 1"),
-        (([1], 2, 3), TypeError, "transform=3 must be a function"),
-    ],
-)
-def test_rejects_invalid_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        WorkerShard(*arguments)
 
 
 def test_rejects_a_loader_with_another_batch_size():

@@ -9,26 +9,26 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from composable import Callback
+from composable import Event
 from composable.algorithms import NGramEmbeddings
 from composable.optim import AdamWScheduleFree, Muon, RowAdagrad, SGDScheduleFree
 from tests.support.models import language_model, mlp, same, weights
-from tests.support.optimizers import BY_ROLE, RUNS, parameters, several, stepped, wrapped
+from tests.support.observers import Watch
+from tests.support.optimizers import (
+    BY_ROLE,
+    INNER,
+    RUNS,
+    WRAPPERS,
+    parameters,
+    several,
+    stepped,
+    wrapped,
+)
 from tests.support.outcomes import resumes_exactly
 from tests.support.runs import LANGUAGE, PROBLEMS, make_trainer
 
 TABLES = {"roles", "sparse table"}  # of tokens
 FREE = [partial(SGDScheduleFree, lr=0.5), partial(AdamWScheduleFree, lr=0.05)]
-
-
-class EvaluatedModels(Callback):
-    """Records the weights at the end of each evaluation."""
-
-    def __init__(self):
-        self.seen = []
-
-    def eval_end(self, state, logger):
-        self.seen.append(weights(state.model))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ class EvaluatedModels(Callback):
 def test_run_resumes_bit_for_bit_in_mid_epoch_after_an_evaluation(
     name, precision, problem, tmp_path
 ):
-    recorder = EvaluatedModels()
+    watch = Watch(Event.EVAL_END, read=lambda state: weights(state.model))
     options = {
         **RUNS[name],
         "eval_dataloader": problem.batches(),
         "eval_interval": "1ba",
-        "callbacks": [recorder],
+        "callbacks": watch,
         "max_duration": "5ba",
         "precision": precision,
     }
@@ -61,7 +61,7 @@ def test_run_resumes_bit_for_bit_in_mid_epoch_after_an_evaluation(
     whole, _ = resumes_exactly(lambda **more: problem.trainer(**options, **more).fit(), tmp_path)
 
     assert whole.timestamp.batch == 5
-    seen, again = recorder.seen[2:5], recorder.seen[5:]
+    seen, again = watch.values[2:5], watch.values[5:]
     assert all(same(a, b) for a, b in zip(seen, again, strict=True))
 
 
@@ -94,24 +94,76 @@ BUILDERS = {
     "rows": partial(RowAdagrad, lr=0.1),
     "schedule-free sgd": FREE[0],
     "schedule-free adamw": FREE[1],
+    "schedule-free sgd, evaluated": FREE[0],
+    "schedule-free adamw, evaluated": FREE[1],
     "several": several,
+}
+WRAPPED = {
+    f"{wrapper}, {inner}": lambda params, wrapper=wrapper, inner=inner: wrapped(
+        wrapper, inner, params[:1] if inner == "muon" else params
+    )
+    for wrapper in WRAPPERS
+    for inner in INNER
 }
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_copies_and_loaded_states_continue_alike(name):
-    params, loaded = parameters(), parameters()
-    optimizer, again = BUILDERS[name](params), BUILDERS[name](loaded)
+@pytest.mark.parametrize("name", BUILDERS | WRAPPED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_loaded_states_and_copies_continue_alike(name, dtype):
+    params, loaded = parameters(dtype), parameters(dtype)
+    build = (BUILDERS | WRAPPED)[name]
+    optimizer, again = build(params), build(loaded)
     stepped(optimizer, params, 3)
-    copies = copy.deepcopy((params, optimizer)), pickle.loads(pickle.dumps((params, optimizer)))
+    if name.endswith("evaluated"):
+        optimizer.eval()
+    others = [(loaded, again)]
+    if name in BUILDERS:  # the copy of a wrapped optimizer has no hooks
+        copied = pickle.loads(pickle.dumps((params, optimizer)))
+        others += [copy.deepcopy((params, optimizer)), copied]
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for mine, value in zip(loaded, params, strict=True):
         mine.data.copy_(value.detach())
 
+    for one in (optimizer, *(other for _, other in others)):
+        if name.endswith("evaluated"):
+            one.train()
     expected = stepped(optimizer, params, 3)
 
-    for held, other in (*copies, (loaded, again)):
+    for held, other in others:
         assert same(stepped(other, held, 3), expected)
+
+
+def evaluated(make):
+    def build(params):
+        optimizer = make(params)
+        optimizer.eval()
+        return optimizer
+
+    return build
+
+
+ONES = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("build", "gradient", "message"),
+    [
+        (RowAdagrad, ONES.cfloat(), r"complex parameters: pass torch\.view_as_real"),
+        (RowAdagrad, ONES.to_sparse(), r"sparse_dim\(\) == 2: pass gradient.to_dense\(\)"),
+        (FREE[0], ONES.to_sparse(1), "SGDScheduleFree does not support sparse gradients"),
+        *(
+            (evaluated(make), ONES, r"is in evaluation mode: call optimizer\.train\(\)")
+            for make in FREE
+        ),
+    ],
+)
+def test_a_step_that_is_not_possible_is_refused(build, gradient, message):
+    weight = nn.Parameter(ONES.to(gradient.dtype))
+    optimizer = build([weight])
+    weight.grad = gradient
+
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("make", [*FREE, partial(wrapped, "all", "sgd")])

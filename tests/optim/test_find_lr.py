@@ -8,16 +8,18 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-from composable import Callback, Event
+from composable import Event
+from composable.distributed.starting import join_processes
 from composable.optim import by_role, cosine, find_lr
 from composable.optim.find_lr import RangeTest
-from tests.support.data import batches
+from tests.support.data import batches, shuffling_loader
 from tests.support.models import language_model, mlp, same, weights
+from tests.support.observers import Watch
 from tests.support.processes import attempt
 from tests.support.runs import LANGUAGE, make_trainer
-from tests.support.tried_runs import find_lr_of_two
 
 POINT = (torch.ones(1, 1), torch.zeros(1, 1))
 
@@ -86,24 +88,15 @@ def test_groups_keep_their_ratios_whatever_a_scheduler_has_set():
     assert seen == [pytest.approx([rate, 3 * rate]) for rate in found.rates]
 
 
-class Counts(Callback):
-    """Counts the events that it sees."""
-
-    events = 0
-
-    def batch_start(self, state, logger):
-        self.events += 1
-
-
 def test_callbacks_see_nothing():
-    counts = Counts()
-    trainer = make_trainer(mlp(), callbacks=counts)
+    watch = Watch(Event.BATCH_START)
+    trainer = make_trainer(mlp(), callbacks=watch)
 
     find_lr(trainer, num_steps=4)
 
-    assert counts.events == 0
+    assert not watch.seen
     trainer.fit()
-    assert counts.events == 6
+    assert len(watch.seen) == 6
 
 
 def test_default_batches_are_the_next_ones_and_are_repeated():
@@ -157,11 +150,6 @@ def test_an_error_in_the_block_restores_too():
     assert same(weights(trainer.state.model), before)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([batches(4)[0]])
-
-
 def never(parameters):
     return SGD(parameters, lr=0.0)
 
@@ -175,7 +163,9 @@ def never(parameters):
             "trial and check need optimizers and a loss",
         ),
         (
-            lambda: find_lr(make_trainer(mlp(), DataLoader(Stream(), batch_size=None))),
+            lambda: find_lr(
+                make_trainer(mlp(), DataLoader(IterableWrapper(batches(4)), batch_size=None))
+            ),
             "train_dataloader=DataLoader has a position",
         ),
         (
@@ -188,6 +178,11 @@ def never(parameters):
 def test_invalid_arguments_are_rejected_by_name(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def find_lr_of_two():
+    join_processes()
+    find_lr(make_trainer(loader=shuffling_loader(8), parallel="ddp"))
 
 
 def test_several_processes_are_refused_by_name():

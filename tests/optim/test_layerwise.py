@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from composable.optim import cosine, layerwise_groups, per_group
+from composable.optim import layerwise_groups
 from tests.support.models import language_model, mlp
-from tests.support.runs import VISION, make_trainer
+from tests.support.runs import VISION
 
 
 class Encoder(nn.Module):
@@ -80,16 +80,3 @@ def test_layers_can_be_given():
 
     assert [len(names) for names in names_of(Encoder(), layers=layers)] == [4, 8, 4]
     assert len(names_of(mlp(), layers=["0", ["3", "0.bias"]])[0]) == 2
-
-
-def test_run_scales_the_rate_of_each_layer():
-    model = mlp()
-    state = make_trainer(
-        model,
-        optimizers=torch.optim.SGD(layerwise_groups(model, 0.2, 0.5)),
-        schedulers=per_group({"layer1": cosine()}),
-        max_duration="3ba",
-    ).fit()
-
-    factor = cosine()(state.evolve(timestamp=state.previous_timestamp))  # of the last batch
-    assert [g["lr"] for g in state.optimizers[0].param_groups] == [0.1, 0.2 * factor]

@@ -281,26 +281,6 @@ def test_each_option_changes_the_run(name):
     assert not same(weights(plain.model), weights(changed.model))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"equalize_rows": 1}, "equalize_rows=1 must be True or False"),
-        ({"slow_momentum": 1.0}, "slow_momentum=1.0 must be"),
-        ({"slow_share": 1.5}, "slow_share=1.5 must be"),
-        ({"neuron_beta2": -0.1}, "neuron_beta2=-0.1 must be"),
-        ({"update_floor": float("nan")}, "update_floor=nan must be"),
-        ({"split_attention": "rows"}, "split_attention='rows' must be 'projections', 'heads'"),
-        ({"ns_coefficients": [(1, 2)]}, r"ns_coefficients\[0\]=\(1, 2\) must be three numbers"),
-    ],
-)
-def test_invalid_options_are_rejected_by_name(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        Muon(mlp(), **options)
-    if "split_attention" in options:
-        with pytest.raises(ValueError, match="needs the model"):
-            Muon([nn.Parameter(torch.zeros(2, 2))], **options)
-
-
 def test_trainer_divides_the_attention_of_its_model():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     with pytest.warns(UserWarning, match="divides nothing"):

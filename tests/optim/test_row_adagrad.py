@@ -90,19 +90,3 @@ def test_gradients_without_rows_change_nothing(shape, sparse):
 
     assert torch.equal(weight, before)
     assert optimizer.state[weight]["sum"].equal(torch.zeros(shape[0]))
-
-
-def test_complex_parameters_are_refused():
-    weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    weight.grad = torch.ones(2, dtype=torch.complex64)
-
-    with pytest.raises(RuntimeError, match=r"complex parameters: pass torch\.view_as_real"):
-        RowAdagrad([{"params": [weight]}]).step()
-
-
-def test_entries_that_are_not_rows_are_refused():
-    weight = nn.Parameter(torch.ones(3, 2))
-    weight.grad = torch.ones(3, 2).to_sparse()
-
-    with pytest.raises(RuntimeError, match=r"sparse_dim\(\) == 2: pass gradient.to_dense\(\)"):
-        RowAdagrad([weight]).step()

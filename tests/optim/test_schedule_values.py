@@ -12,8 +12,8 @@ from composable.optim import (
     Schedule,
     cosine,
     cosine_restarts,
-    exponential,
     linear,
+    one_cycle,
     one_minus_sqrt,
     per_group,
     polynomial,
@@ -91,32 +91,13 @@ def test_values_are_those_of_composer(name):
     assert given == pytest.approx([formula(t) for t in range(STEPS + 1)], abs=1e-12)
 
 
-START = Clock.at(batch=1, max_duration="8ba")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: per_group({})(None), "has a value for each parameter group"),
-        (lambda: values(warmup_stable_decay("13ba", warmup="12ba")), "includes both; pass shorter"),
-        (lambda: values(warmup_stable_decay("9ba", duration="8ba")), "includes both; pass shorter"),
-        (lambda: values(polynomial(2, duration="4ba", warmup="5ba")), "'5ba' is longer than dura"),
-        # Already in the first batch of the warm-up.
-        (lambda: exponential(0.5, "2sp", warmup="4ba")(START), "warmup='4ba' and period='2sp' can"),
-        (lambda: cosine_restarts("2sp", warmup="4ba")(START), "warmup='4ba' and period='2sp' can"),
-    ],
-)
-def test_invalid_schedules_are_rejected_by_name(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()
-
-
 @pytest.mark.parametrize(
     ("shape", "formula"),
     [
         ("linear", lambda tau: 1 - tau),
         ("cosine", cosine_of),
         ("one_minus_sqrt", lambda tau: 1 - math.sqrt(tau)),
+        (1.2, lambda tau: (1 - tau) ** 1.2),
     ],
 )
 def test_stable_phase_is_followed_by_the_decay(shape, formula):
@@ -159,6 +140,14 @@ def test_warmup_may_be_longer_than_the_run_but_not_than_the_duration(build, warm
     with pytest.raises(ValueError, match=f"warmup='{warmup}' is longer than duration="):
         values(build(warmup=warmup, duration=duration))
     assert values(build(warmup="30ba"))[:2] == pytest.approx([0, 1 / 30])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_one_cycle_may_only_rise_or_fall(share):
+    found = values(one_cycle(share, anneal_strategy="linear", div_factor=4), steps=4)
+
+    assert found == sorted(found, reverse=not share)
+    assert 1.0 in found
 
 
 @pytest.mark.parametrize("factor", [1.5, 1.1, 2, 3])

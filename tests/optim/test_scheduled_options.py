@@ -16,60 +16,32 @@ from composable.algorithms import SeqLengthWarmup
 from composable.data import BatchSizeWarmupSampler
 from composable.optim import (
     Muon,
-    cosine,
     linear,
     one_cycle,
     per_group,
-    per_option,
     scale_schedule,
     scaling_rule,
-    warmup_stable_decay,
 )
 from tests.support.data import batches
 from tests.support.models import mlp, same, weights
+from tests.support.observers import Watch
 from tests.support.optimizers import RATE_AND_DECAY
 from tests.support.runs import LANGUAGE, make_trainer
 
 
-def values(schedule, count, **clock):
-    clock = {"max_duration": f"{count}ba", **clock}
-    return [schedule(Clock.at(batch=k, **clock)) for k in range(count + 1)]
-
-
-class Recorder:
-    """Records options of the first group, and sizes of batches, before each step."""
-
-    def __init__(self, *options):
-        self.options, self.rows, self.sizes = options, [], []
-
-    def __call__(self, event, state, logger):
-        if event is Event.BATCH_START:
-            group = state.optimizers[0].param_groups[0]
-            self.rows.append(tuple(float(group[name]) for name in self.options))
-            batch = state.batch
-            inputs = batch["input_ids"] if isinstance(batch, dict) else batch[0]
-            self.sizes.append(tuple(inputs.shape[:2]))
-
-
-# --- shapes ---
-
-
-def test_power_decay_is_the_smaller_of_the_rate_and_a_power_of_the_remaining_time():
-    total, length, power = 10, 4, 1.2
-    schedule = warmup_stable_decay(f"{length}ba", shape=power)
-
-    slope = length**-power
-    expected = [min(1.0, slope * (total - k) ** power) for k in range(total + 1)]
-    assert values(schedule, total) == pytest.approx(expected, abs=1e-12)
-    above = warmup_stable_decay(f"{length}ba", 0.1, shape=power)
-    assert values(above, total)[-1] == pytest.approx(0.1)
+def watching(read):
+    """Record what is read of the first parameter group, and of the inputs, before each step."""
+    return Watch(
+        Event.BATCH_START,
+        read=lambda state: read(state.optimizers[0].param_groups[0], state.inputs),
+    )
 
 
 @pytest.mark.parametrize("strategy", ["cos", "linear"])
 def test_one_cycle_has_the_rates_of_pytorch_in_the_same_run(strategy):
     count, peak, share = 12, 0.2, 0.25
     cycle = {"anneal_strategy": strategy, "div_factor": 10.0, "final_div_factor": 100.0}
-    recorders = Recorder("lr"), Recorder("lr")
+    watches = [watching(lambda group, inputs: group["lr"]) for _ in range(2)]
     data = batches(8 * count, 8)
     ours = make_trainer(
         mlp(),
@@ -77,7 +49,7 @@ def test_one_cycle_has_the_rates_of_pytorch_in_the_same_run(strategy):
         optimizers=partial(SGD, lr=peak, momentum=0.9),
         schedulers=one_cycle(share, **cycle),
         max_duration="1ep",
-        callbacks=recorders[0],
+        callbacks=watches[0],
     ).fit()
     theirs = make_trainer(
         mlp(),
@@ -93,41 +65,14 @@ def test_one_cycle_has_the_rates_of_pytorch_in_the_same_run(strategy):
         ),
         step_schedulers_every_batch=True,
         max_duration="1ep",
-        callbacks=recorders[1],
+        callbacks=watches[1],
     ).fit()
 
-    found, expected = ([rate for (rate,) in one.rows] for one in recorders)
+    found, expected = (one.values for one in watches)
     assert len(found) == count
     assert found == pytest.approx(expected, rel=1e-12)
     assert max(found) == peak == found[3]
     assert_close(weights(ours.model), weights(theirs.model), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_one_cycle_may_only_rise_or_fall(share):
-    found = values(one_cycle(share, anneal_strategy="linear", div_factor=4), 4)
-    assert found == sorted(found, reverse=not share)
-    assert 1.0 in found
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: per_option({"lr": cosine()})(None), "has a value for each option"),
-        (lambda: scaling_rule(lambda _: 0, 1)(None), r"size\(clock\)=0 must be"),
-        (
-            lambda: make_trainer(schedulers=per_option({"betas": cosine()}), optimizers=ADAMW),
-            "'betas', which is .0.9, 0.999. in the parameter group None: use one of 'lr'",
-        ),
-        (
-            lambda: make_trainer(schedulers=per_group({}, per_option({"decay": cosine()}))),
-            "'decay', which is None in the parameter group",
-        ),
-    ],
-)
-def test_invalid_arguments_are_rejected_by_name(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()
 
 
 # --- several options ---
@@ -155,18 +100,18 @@ def test_rate_and_decay_are_those_of_a_loop_that_sets_both():
 
 def test_options_of_groups_and_shorter_runs():
     schedulers = per_group({"matrices": scale_schedule(RATE_AND_DECAY, 0.5)}, default=linear())
-    recorder = Recorder("lr", "weight_decay")
+    watch = watching(lambda group, inputs: (group["lr"], group["weight_decay"]))
     trainer = make_trainer(
         mlp(),
         batches(8 * 4, 8),
         optimizers=partial(Muon, lr=0.1, weight_decay=0.5),
         schedulers=schedulers,
         max_duration="1ep",
-        callbacks=recorder,
+        callbacks=watch,
     )
     (optimizer,) = trainer.fit().optimizers
 
-    assert recorder.rows == [
+    assert watch.values == [
         pytest.approx((0.1 * rate, 0.5 * decay))
         for rate, decay in [(0, 1), (1, 0.8125), (0.775, 0.625), (0.325, 0.4375)]
     ]
@@ -181,38 +126,37 @@ def test_the_rate_of_an_example_is_constant_while_batches_grow():
         64, batch_size=16, min_batch_size=4, duration=90, step_size=4, seed=3, last_batch="drop"
     )
     ((inputs, targets),) = batches(64, 64)
-    recorder = Recorder("lr")
+    watch = watching(lambda group, inputs: (len(inputs), group["lr"]))
     make_trainer(
         mlp(),
         DataLoader(TensorDataset(inputs, targets), batch_sampler=sampler),
         optimizers=partial(SGD, lr=0.32),
         schedulers=scaling_rule(sampler.size_at, 16),
         max_duration="3ep",
-        callbacks=recorder,
+        callbacks=watch,
     ).fit()
 
-    sizes = [rows for rows, _ in recorder.sizes]
+    sizes, rates = zip(*watch.values, strict=True)
     assert sum(sizes[: sizes.index(16)]) > 64  # they still grow in the second epoch
-    assert sizes == sorted(sizes)
-    rates = [rate for (rate,) in recorder.rows]
-    assert rates == pytest.approx([0.02 * rows for rows in sizes])
+    assert list(sizes) == sorted(sizes)
+    assert list(rates) == pytest.approx([0.02 * rows for rows in sizes])
 
 
 def test_the_rate_follows_the_root_of_the_length_of_sequences():
     warmup = SeqLengthWarmup(duration=0.5, min_seq_length=2, max_seq_length=6, step_size=1)
-    recorder = Recorder("lr")
+    watch = watching(lambda group, inputs: (inputs.shape[1], group["lr"]))
     LANGUAGE.trainer(
         algorithms=[warmup],
         optimizers=partial(SGD, lr=1.0),
         schedulers=scaling_rule(warmup.length_at, 6, power=0.5),
         max_duration="8ba",
-        callbacks=recorder,
+        callbacks=watch,
     ).fit()
 
-    lengths = [length for _, length in recorder.sizes]
+    lengths, rates = map(list, zip(*watch.values, strict=True))
     assert lengths[0] == 2 < lengths[-1]
-    assert [rate for (rate,) in recorder.rows] == pytest.approx(
+    assert rates == pytest.approx(
         [math.sqrt(warmup.length_at(Clock.at(batch=k, max_duration="8ba")) / 6) for k in range(8)]
     )
-    assert [round(6 * rate**2) for (rate,) in recorder.rows][:2] == lengths[:2]
+    assert [round(6 * rate**2) for rate in rates][:2] == lengths[:2]
     assert torch.tensor(lengths).diff().min() >= 0

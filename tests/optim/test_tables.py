@@ -10,9 +10,8 @@ from composable.algorithms import NGramEmbeddings
 from composable.distributed import DDP, FSDP2
 from composable.functional import ngram_embeddings
 from composable.optim import Muon, decay_groups, muon_groups
-from tests.support.models import language_model, same, weights
+from tests.support.models import language_model, weights
 from tests.support.optimizers import ROWS
-from tests.support.outcomes import resumed
 from tests.support.parallel_runs import fit_sparse_in_name, fit_tables
 from tests.support.processes import attempt, run
 from tests.support.runs import LANGUAGE
@@ -78,24 +77,22 @@ def test_optimizers_of_the_trainer_have_the_group_and_train_it(optimizers, optio
     assert state.model.words.ngrams.weight.abs().sum() > 0
 
 
-def test_a_surgery_adds_a_table_to_the_group_of_an_optimizer_that_is_built():
+@pytest.mark.parametrize(
+    ("build", "group", "others"),
+    [
+        (with_a_group, "tables", set()),
+        (lambda model: adamw(decay_groups(model)), "weights", {"words.weight"}),
+    ],
+)
+def test_a_new_table_joins_its_group_or_that_of_the_token_embedding(build, group, others):
     model = language_model()
     state = LANGUAGE.trainer(
-        model, algorithms=[NGramEmbeddings(rows=8)], optimizers=with_a_group(model)
+        model, algorithms=[NGramEmbeddings(rows=8)], optimizers=build(model)
     ).state
 
-    assert groups_of(state.optimizers, state.model)["tables"] == [NAME]
-
-
-def test_without_such_a_group_a_table_joins_the_token_embedding():
-    model = language_model()
-    state = LANGUAGE.trainer(
-        model, algorithms=[NGramEmbeddings(rows=8)], optimizers=adamw(decay_groups(model))
-    ).state
-
-    groups = groups_of(state.optimizers, state.model)
-    assert NAME in groups["weights"]
-    assert "words.weight" in groups["weights"]
+    held = groups_of(state.optimizers, state.model)[group]
+    assert {NAME, *others} <= set(held)
+    assert others or held == [NAME]
 
 
 # --- sparse gradients ---
@@ -125,13 +122,6 @@ def test_sparse_tables_train_the_weights_of_dense_ones(options):
 
     assert found.words.ngrams.sparse
     assert_close(weights(found), weights(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_run_with_a_sparse_table_resumes_to_the_bit():
-    once = resumed(with_sparse_table, "5ba")
-    again = resumed(with_sparse_table, "2ba", "3ba")
-
-    assert same(weights(again.model), weights(once.model))
 
 
 @pytest.mark.parametrize("strategy", [DDP(shards=2), DDP(shards=2, exact=True), None], ids=str)

@@ -28,6 +28,7 @@ def server(one_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(object_stores, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)  # its own take seconds
     one_server.work()
     files = one_server.files
     if files.exists(BUCKET):

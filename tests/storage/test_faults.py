@@ -11,6 +11,7 @@ from composable.checkpoint import UnreadableCheckpointError, UnwritableCheckpoin
 from composable.resume.manager import UnsavedCheckpointWarning
 from tests.support.campaign import each_once
 from tests.support.object_store import BUCKET, WRITES, lost_at, machine
+from tests.support.observers import Watch
 from tests.support.remote_run import URL, run, same, saved
 
 
@@ -128,16 +129,21 @@ def test_a_store_that_cannot_be_written_fails_before_anything_is_trained(fault, 
 @pytest.mark.parametrize(("slow", "keep"), each_once(["tensors", "steps"], [1, 2]))
 def test_a_slow_store_gets_every_other_checkpoint(slow, keep, server, whole):
     """What is replaced before its turn is not copied, and the newest in the store not deleted."""
-    there, counts = set(), []
+    there, counts, now = set(), [], [0]
 
     def fault(method, path):
-        time.sleep(0.1 if slow in path and method == "PUT" else 0)
+        if slow in path and method == "PUT":  # it takes two batches, or a second
+            end, due = time.monotonic() + 1, min(now[-1] + 2, 9)
+            while now[-1] < due and time.monotonic() < end:
+                time.sleep(0.01)
         if "manifest" in path and method in WRITES:
             there.add(path) if method == "PUT" else there.discard(path)
             counts.append(len(there))
 
     server.fault = fault
-    trainer = run(URL, save_interval="1ba", save_num_checkpoints_to_keep=keep)
+    watch = Watch(read=lambda state: now.append(state.timestamp.batch))
+    options = {"save_num_checkpoints_to_keep": keep, "callbacks": [watch]}
+    trainer = run(URL, save_interval="1ba", **options)
     trainer.fit()
     assert same(trainer, whole)
     assert saved(server) == [8, 9][-keep:]

@@ -8,7 +8,7 @@ from composable.algorithms import EMA, MixUp
 from composable.checkpoint import CheckpointExistsError
 from composable.integrations import adapt_loop
 from tests.support.data import shuffling_loader
-from tests.support.models import conv_net, weights
+from tests.support.models import conv_net, same, weights
 from tests.support.object_store import machine
 from tests.support.remote_run import URL, saved
 
@@ -43,10 +43,6 @@ def train(t, optimizer, stop=None):
 @pytest.fixture(scope="module")
 def whole_loop(tmp_path_factory):
     return train(*build(tmp_path_factory.mktemp("whole")))
-
-
-def same(found, expected) -> bool:
-    return all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_an_own_loop_continues_on_another_machine(server, whole_loop, monkeypatch, tmp_path):

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from composable._support.checks import PathError
@@ -19,6 +18,7 @@ from composable.cli import main
 from composable.report import RecordedRun
 from composable.runs.diff import diff_runs
 from composable.storage import RemoteFolder
+from tests.support import models
 from tests.support.models import conv_net, weights
 from tests.support.object_store import BUCKET, machine
 from tests.support.remote_run import URL, run, same, saved
@@ -49,8 +49,7 @@ def test_load_path_gives_the_weights_alone(recorded, whole):
 def test_weights_are_loaded(recorded, whole):
     model = conv_net()
     load_weights(model, f"{URL}/ep3-ba9")
-    expected = weights(whole.state.model)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(model).items())
+    assert models.same(weights(model), weights(whole.state.model))
 
 
 def test_weights_are_exported(server, whole, tmp_path):

@@ -26,7 +26,7 @@ from composable.storage import RemoteFolder, TakenOverError
 from composable.storage.copies import local
 from tests.support.campaign import drawn
 from tests.support.data import shuffling_loader
-from tests.support.object_store import BUCKET, lost_at, machine
+from tests.support.object_store import BUCKET, elsewhere, lost_at, machine
 from tests.support.remote_run import URL, run, same, saved
 
 
@@ -86,14 +86,11 @@ def test_a_second_machine_takes_over_at_once_and_the_first_one_stops(
 
     def second_machine(event, state, logger):
         if event.value == "batch_start" and state.timestamp.batch == 5 and not seen:
-            opened = dict(OPEN)
             OPEN[first._options.save_folder].finish()
-            machine(monkeypatch, tmp_path / "machine-2")
-            seen.append(run(URL))
-            assert seen[0].state.timestamp.batch == 4
-            seen[0].fit()
-            machine(monkeypatch, tmp_path / "machine-1")
-            OPEN.update(opened)
+            with elsewhere(monkeypatch, tmp_path / "machine-2"):
+                seen.append(run(URL))
+                assert seen[0].state.timestamp.batch == 4
+                seen[0].fit()
 
     first = run(URL, save_error="warn", callbacks=[second_machine])
     with pytest.raises(TakenOverError, match="another process writes"):
@@ -121,14 +118,11 @@ def test_what_a_slow_machine_copies_late_damages_no_checkpoint(
     def second_machine(event, state, logger):
         if event.value == "batch_start" and state.timestamp.batch == 5 and not arrives.is_set():
             assert sent.wait(60)
-            opened = dict(OPEN)
-            machine(monkeypatch, tmp_path / "machine-2")
-            second = run(URL, save_num_checkpoints_to_keep=None)
-            assert second.state.timestamp.batch == 2
-            second.fit()
-            assert same(second, whole)
-            machine(monkeypatch, tmp_path / "machine-1")
-            OPEN.update(opened)
+            with elsewhere(monkeypatch, tmp_path / "machine-2"):
+                second = run(URL, save_num_checkpoints_to_keep=None)
+                assert second.state.timestamp.batch == 2
+                second.fit()
+                assert same(second, whole)
             arrives.set()
 
     server.fault = fault
@@ -150,13 +144,10 @@ def test_what_was_saved_after_the_folder_was_read_is_not_cut_short(
 
     def build(event, state, logger):
         if event.value == "batch_start" and state.timestamp.batch == 5:
-            before = dict(OPEN)
             OPEN[first._options.save_folder].finish()
-            machine(monkeypatch, tmp_path / "machine-2")
-            second.append(run(URL))
-            opened.update(OPEN)
-            machine(monkeypatch, tmp_path / "machine-1")
-            OPEN.update(before)
+            with elsewhere(monkeypatch, tmp_path / "machine-2"):
+                second.append(run(URL))
+                opened.update(OPEN)
 
     first = run(URL, callbacks=[build])
     first.fit()
@@ -222,11 +213,9 @@ def test_a_run_without_checkpoints_yet_is_refused_too(server, monkeypatch, tmp_p
 
 
 def test_of_two_machines_that_are_built_together_one_is_refused(server, monkeypatch, tmp_path):
-    first, opened = run(URL), dict(OPEN)
-    machine(monkeypatch, tmp_path / "machine-2")
-    run(URL).fit()
-    OPEN.clear()
-    OPEN.update(opened)
+    first = run(URL)
+    with elsewhere(monkeypatch, tmp_path / "machine-2"):
+        run(URL).fit()
     with pytest.raises(TakenOverError, match="another process writes"):
         first.fit()
     assert saved(server) == [8, 9]

@@ -1,5 +1,6 @@
 """An S3 server on this machine, which can fail, and machines that can vanish."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,6 +69,16 @@ def machine(monkeypatch: pytest.MonkeyPatch, home: Any) -> None:
     """Continue on a machine with an empty disk: nothing of this process knows the old one."""
     object_stores.OPEN.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+
+
+@contextmanager
+def elsewhere(monkeypatch: pytest.MonkeyPatch, home: Any) -> Iterator[None]:
+    """Be on a machine with an empty disk, and then on the first one again."""
+    opened, first = dict(object_stores.OPEN), os.environ["XDG_CACHE_HOME"]
+    machine(monkeypatch, home)
+    yield
+    machine(monkeypatch, first)
+    object_stores.OPEN.update(opened)
 
 
 @contextmanager

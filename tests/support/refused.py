@@ -12,16 +12,37 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adagrad, AdamW, Rprop
+from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import composable.functional as F
-from composable.optim import cosine, per_option
+from composable import Clock
+from composable.optim import (
+    AdamWScheduleFree,
+    MultiOptimizer,
+    by_role,
+    cosine,
+    cosine_restarts,
+    exponential,
+    per_group,
+    per_option,
+    polynomial,
+    scaling_rule,
+    warmup_stable_decay,
+    with_ema_nesterov,
+    with_lookahead,
+)
+from tests.data.loaders import Stream
+from tests.support.models import Tied, mlp
+from tests.support.runs import make_trainer
 from tests.support.tensors import noise, uniform
 
 Row = tuple[str, str, Sequence[Any], str]
 FLAG, TIME, MODE, LIST = "True or False", "greater than 0", "'min', 'max' or None", "a list of "
 ABOVE, AT_LEAST_0, AT_LEAST_1 = "greater than 0|above 0", "at least 0", "at least 1"
 NO_SIZE, NO_NUMBER = (0, -1, 1.5, True), ("1ep", True, None, torch.tensor(1.0), nan)
-WEIGHT = nn.Parameter(torch.ones(2))
+WEIGHT, MATRIX = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 2))
 
 MUST_BE = "must be|must not be|'10ep'|is out of range: use|invalid time"
 OF_TRAINER: Mapping[str, Sequence[Any]] = {
@@ -107,6 +128,7 @@ ROWS: Sequence[Row] = [
     ("BatchSizeWarmupSampler", "min_batch_size", [7], "at most batch_size=4"),
     ("BatchSizeWarmupSampler", "duration", [-1], AT_LEAST_0),
     ("BatchSizeWarmupSampler", "step_size", [0], AT_LEAST_1),
+    ("InfoBatchSampler", "last_batch", ["pad"], "'keep' or 'drop'"),
     ("InfoBatch", "sampler", [3], "the InfoBatchSampler"),
     ("InfoBatch", "prune", [1.0], ""),
     ("InfoBatch", "end", [1.5], ""),
@@ -118,8 +140,52 @@ ROWS: Sequence[Row] = [
     ("OfAll", "padding", ["-100", True, nan], "finite"),
     ("Trainer", "eval_batches", NO_SIZE, AT_LEAST_1),
     ("Trainer", "epoch_batches", NO_SIZE, AT_LEAST_1),
+    ("LengthGroupedBatchSampler", "lengths", [Stream()], "is an iterable dataset.*map-style"),
+    ("LengthGroupedBatchSampler", "window", [0], ""),
+    ("PackedDocuments", "documents", [Stream()], r"documents=Stream is an iter.*list\("),
+    ("PackedDocuments", "documents", [3], "a list of one-dimensional tensors"),
+    ("PackedDocuments", "documents", [[torch.zeros(2)]], r"documents\[0\] must have one dimension"),
+    ("PackedDocuments", "length", [0], ""),
+    ("PackedDocuments", "packing", ["greedy"], ""),
+    ("PackedDocuments", "shuffle", [1], FLAG),
+    ("PackedDocuments", "shift_labels", [1], FLAG),
+    ("PackedDocuments", "pad_id", [0.5], ""),
+    ("PackedDocuments", "ignore_index", [None], ""),
+    ("PackedDocuments", "seed", [-1], ""),
+    ("PerExample", "dataset", [Stream()], "a map-style dataset"),
+    ("PerExample", "dataset", [IterableWrapper([1])], "An iterable dataset yields its examples"),
+    ("PerExample", "transform", ["flip"], "a function"),
+    ("PerExample", "seed", [-1], ""),
+    ("WorkerShard", "dataset", [iter([1]), 3], "an iterable of examples"),
+    ("WorkerShard", "batch_size", [0], AT_LEAST_1),
+    ("WorkerShard", "transform", [3], "a function"),
+    ("Mixture", "loaders", [{"a": DataLoader(IterableWrapper([1]))}], r"loaders\['a'\]="),
+    ("Mixture", "loaders", [{"a": [1, 2]}], r"loaders\['a'\]=\[1, 2\]"),
+    ("Mixture", "weights", [{"a": 0}], r"weights\['a'\]=0 must be"),
+    ("Mixture", "mode", ["random"], ""),
+    ("TokenFiles", "paths", ["a.bin"], r"paths='a\.bin' must be a list of files"),
+    ("TokenFiles", "paths", [[]], "at least one file"),
+    ("TokenFiles", "paths", [[3]], r"paths\[0\]=3 must be a str"),
     ("TokenFiles", "length", [0, -1, 2.0, True], ""),
     ("TokenFiles", "rows", [0, -1, 2.0, True], ""),
+    ("write_token_file", "tokens", [[1, 2]], "a tensor"),
+    ("write_token_file", "tokens", [torch.ones(2)], r"integers, not torch\.float32"),
+    ("write_token_file", "tokens", [torch.ones(2, 2).long()], r"one dimension.*\(2, 2\)"),
+    ("write_token_file", "tokens", [torch.ones(0).long()], r"at least one id.*\(0,\)"),
+    # times and seeds
+    ("Time", "value", [-1], "is negative: a Time is at least 0"),
+    ("Time", "value", [1.5], "is not whole, and epochs cannot be split"),
+    ("Time", "value", [True, "1"], "an int, a float or a Fraction"),
+    ("Time", "unit", ["min"], "is unknown: use one of 'iter', 'ep', 'ba', 'sp'"),
+    *(
+        (name, "seed", values, message)
+        for name in ("Key", "seed_all")
+        for values, message in [
+            ([-1, 2**64], r"is out of range: use 0 to 2\*\*64 - 1"),
+            ([True, 1.0, 1.5, "17", None], r"an integer from 0 to 2\*\*64 - 1"),
+        ]
+    ),
+    ("load_rng_state", "state", [None, {}, {"python": 1}, 17], r"a value of get_rng_state\(\)"),
     # runs
     *(("Trainer", name, values, MUST_BE) for name, values in OF_TRAINER.items()),
     ("Trainer", "precision", ["amp_int8", torch.bfloat16, None], "must be one of 'fp32', 'tf32', "),
@@ -182,6 +248,13 @@ ROWS: Sequence[Row] = [
     ("Muon", "adjust_lr_fn", ["none"], "'original'"),
     ("Muon", "adamw_betas", [(0.9, 1.0)], r"adamw_betas\[1\]=1.0 must be"),
     ("Muon", "ns_coefficients", [(1, 2)], "three"),
+    ("Muon", "ns_coefficients", [[(1, 2)]], r"ns_coefficients\[0\]=\(1, 2\) must be three numbers"),
+    ("Muon", "equalize_rows", [1], FLAG),
+    ("Muon", "slow_momentum", [1.0], ""),
+    ("Muon", "slow_share", [1.5], ""),
+    ("Muon", "neuron_beta2", [-0.1], ""),
+    ("Muon", "update_floor", [nan], ""),
+    ("Muon", "split_attention", ["rows"], "'projections', 'heads'"),
     ("Muon", "process_group", ["world"], ""),
     ("Muon", "dtype", [torch.int8], "a floating-point"),
     ("role_groups", "roles", [["a"]], "a mapping"),
@@ -265,6 +338,36 @@ TOGETHER: Sequence[tuple[str, Mapping[str, Any], str]] = [
         "must be a multiple of wo",
     ),
     ("BatchSizeWarmupSampler", {"min_batch_size": 1, "world_size": 2}, "must be a multiple"),
+    ("LengthGroupedBatchSampler", {"lengths": 3}, "lengths must be a list of numbers"),
+    ("LengthGroupedBatchSampler", {"lengths": ["a"]}, r"pass the length of each example, \[len"),
+    ("LengthGroupedBatchSampler", {"lengths": [[1, 2]]}, "lengths must be a list of numbers"),
+    ("LengthGroupedBatchSampler", {"lengths": [1.0, nan]}, "lengths must be finite"),
+    ("LengthGroupedBatchSampler", {"lengths": []}, "lengths must not be empty"),
+    ("LengthGroupedBatchSampler", {"batch_size": 3, "world_size": 2}, "batch_size=3 must be a mul"),
+    ("LengthGroupedBatchSampler", {"world_size": 2}, "has 1 examples for 2 processes"),
+    ("PackedDocuments", {"documents": []}, "must have at least one document"),
+    ("PackedDocuments", {"documents": [torch.zeros(0).long()]}, "at least one token, and all are"),
+    ("PackedDocuments", {"documents": [torch.zeros(2, device="meta").long()]}, "be on the CPU"),
+    ("Mixture", {"loaders": {}}, "loaders="),
+    ("Mixture", {"weights": {"b": 1}}, "only loaders has a and only weights has b"),
+    ("Mixture", {"loaders": {"a": DataLoader([])}}, r"loaders\['a'\] has no batch"),
+    (
+        "Mixture",
+        {"loaders": {"a": DataLoader([1], shuffle=True, generator=torch.Generator())}},
+        "has a generator",
+    ),
+    (
+        "Mixture",
+        {"loaders": {"a": DataLoader(range(4), sampler=DistributedSampler(range(4), 2, 0))}},
+        "reads the part of a process",
+    ),
+    ("write_token_file", {"tokens": torch.tensor([3, 65536])}, "3 to 65536.*from 0 to 65535"),
+    ("write_token_file", {"tokens": torch.tensor([-1, 5])}, "ids from -1 to 5"),
+    (
+        "write_token_file",
+        {"tokens": torch.zeros(1).byte().expand(2**31)},
+        "at most 2147483647: write several fil",
+    ),
     (
         "seeded_batches",
         {"dataloader": [1, 2], "skip": 1, "loader_state": {}},
@@ -284,15 +387,42 @@ TOGETHER: Sequence[tuple[str, Mapping[str, Any], str]] = [
             ({"backend": "fast"}, "'backend': 'fast'.*list_backends"),
         ]
     ),
+    *(("Time", {"value": value, "unit": "dur"}, "is not finite") for value in (inf, nan)),
+    *(
+        ("Key.fold", {"data": data}, "data contains .*: a key folds in strings and")
+        for data in (1.5, None, (("a",),))
+    ),
     ("JSONLinesLogger", {"overwrite": True, "append": True}, "overwrite=True and append=True"),
     ("Muon", {"params": [{"params": [], "half": "sgd"}]}, "half='sgd' must be 'muon' or 'adamw'"),
+    ("Muon", {"params": [WEIGHT]}, "not a matrix .*pass the model, Muon"),
+    ("Muon", {"params": [MATRIX], "split_attention": "heads"}, "needs the model"),
     ("SGDScheduleFree", {"params": [{"params": [WEIGHT], "momentum": 2}]}, "momentum=2 must be"),
+    ("role_groups", {"model": Tied(), "roles": {"matrices": ["head.bias"]}}, "fewer than two dim"),
+    (
+        "role_groups",
+        {"model": Tied(), "roles": {"a": ["norm"], "b": ["norm.bias"]}},
+        r"roles\['a'\] and roles\['b'\] both contain 'norm.bias'",
+    ),
+    ("by_role", {"default": None}, r"optimizers\['head'\]=.*pass default="),
+    ("MultiOptimizer", {"optimizers": [SGD([WEIGHT])] * 2}, "without parameters in common"),
     ("by_role", {"optimizers": {"heads": torch.optim.SGD}}, "role 'heads', .* one of 'matrices'"),
+    ("muon_groups", {"model": Tied(), "matrices": ["tokens.weight"]}, "which is an embedding"),
+    ("muon_groups", {"model": Tied(), "matrices": ["head.weight"]}, "tied to 'head.weight'"),
     ("muon_groups", {"others": ["*"]}, "matrices and others both contain '0.weight': pass it in"),
     ("ExportForInference", {"path": "a.pt"}, r"path='.pt' must be one of \['.pt2', '.onnx'\]"),
     ("find_lr", {"batches": []}, "batches: the loader returned no batch; check"),
     ("find_lr", {"min_lr": 1.0, "max_lr": 0.1}, "min_lr=1.0 .*max_lr=0.1"),
     ("with_ema_nesterov", {"start": 3, "end": 2}, "start=3 must be at most end=2"),
+    (
+        "with_ema_nesterov",
+        {"optimizer": with_ema_nesterov(SGD([MATRIX]))},
+        "SGD has with_ema_nesterov already",
+    ),
+    ("with_lookahead", {"optimizer": with_lookahead(SGD([MATRIX]))}, "SGD has with_lookahead alr"),
+    ("with_momentum_warmup", {"optimizer": AdamWScheduleFree([MATRIX])}, "is schedule-free"),
+    ("with_momentum_warmup", {"optimizer": Adagrad([MATRIX])}, "Adagrad has no momentum"),
+    ("with_momentum_warmup", {"optimizer": SGD([MATRIX])}, r"start=0\.85 must be at most 0\.0"),
+    ("with_cautious_weight_decay", {"optimizer": SGD([MATRIX])}, "no group with a weight_decay ab"),
     (
         "scale_schedule",
         {"schedule": lambda c: 1.0, "scale_warmup": False},
@@ -314,6 +444,9 @@ SHORTEN = partial(F.set_sequence_length, length=2, preserve_end_of_sequence=True
 CLIP = partial(F.clip_gradients, threshold=1.0)
 ADAPTIVE = partial(CLIP, method="adaptive")
 GRADS = [torch.ones(2), torch.ones(3)]
+ADAMW = partial(AdamW, lr=0.1, weight_decay=0.5)
+UNDIVIDED = partial(make_trainer, decay_norms_and_biases=False)
+START, SECOND = (Clock.at(batch=k, max_duration="8ba") for k in (0, 1))
 
 OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     # draws of another batch, and targets of another one
@@ -439,5 +572,42 @@ OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
         for params in (GRADS[:1], GRADS[::-1], [None] * 2)
     ),
     (partial(ADAPTIVE, params={"v": X}), ({"w": X},), "only params has v and only grads has w"),
+    # optimizers and schedules
+    (
+        by_role({"matrices": partial(SGD, lr=1.0)}),
+        (mlp(),),
+        "no optimizer has '3.weight', with the role 'head': add an",
+    ),
+    (by_role({"head": ADAMW}), (mlp().parameters(),), "params=generator must be the model"),
+    (MultiOptimizer([SGD([WEIGHT])]).add_param_group, ({},), "call add_param_group of one of its"),
+    (
+        partial(UNDIVIDED, optimizers=ADAMW([WEIGHT])),
+        (),
+        "can't divide .* AdamW: pass a function",
+    ),
+    (
+        partial(UNDIVIDED, optimizers=lambda params: Rprop(params)),
+        (),
+        "needs an optimizer with weight_decay, which Rprop",
+    ),
+    (per_group({}), (None,), "has a value for each parameter group"),
+    (per_option({"lr": cosine()}), (None,), "has a value for each option"),
+    (scaling_rule(lambda _: 0, 1), (None,), r"size\(clock\)=0 must be"),
+    (
+        partial(make_trainer, schedulers=per_option({"betas": cosine()}), optimizers=ADAMW),
+        (),
+        "'betas', which is .0.9, 0.999. in the parameter group None: use one of 'lr'",
+    ),
+    (
+        partial(make_trainer, schedulers=per_group({}, per_option({"decay": cosine()}))),
+        (),
+        "'decay', which is None in the parameter group",
+    ),
+    (warmup_stable_decay("5ba", warmup="4ba"), (START,), "includes both; pass shorter"),
+    (warmup_stable_decay("5ba", duration="4ba"), (START,), "includes both; pass shorter"),
+    (polynomial(2, duration="4ba", warmup="5ba"), (START,), "'5ba' is longer than dura"),
+    # Already in the first batch of the warm-up.
+    (exponential(0.5, "2sp", warmup="4ba"), (SECOND,), "warmup='4ba' and period='2sp' can"),
+    (cosine_restarts("2sp", warmup="4ba"), (SECOND,), "warmup='4ba' and period='2sp' can"),
 ]
 """Arguments by position that are valid alone, and not together."""

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 import sys
 
 import attrs
@@ -209,6 +210,22 @@ TABLE = [
         "loaded into a new Trainer continued differently",
     ),
     ("resumes", remembering(lambda state: {1, 2}.__iter__), "could not be saved"),
+    *(
+        (
+            "leaves_generators",
+            variant(
+                lambda self, state, draw=draw: state.remember(self.name, draw()),
+                events=frozenset({event}),
+                **writing("memory"),
+            ),
+            f"it used {library}'s global generator at {event.name}",
+        )
+        for library, draw in {
+            "python": random.random,
+            "torch": lambda: torch.rand(()).item(),
+        }.items()
+        for event in (Event.FIT_START, Event.EPOCH_START, Event.BATCH_END)
+    ),
     ("leaves_generators", DRAWS_GLOBALLY, "it used torch's global generator at AFTER_DATALOADER"),
     ("own_draws", LOOKS_AT_THE_SEED, "state.batch[0] differs"),
     ("isolated", REPLACES_THE_KEY, "changes the random numbers of another algorithm"),

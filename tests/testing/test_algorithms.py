@@ -22,6 +22,7 @@ from composable.testing.laws import LAWS, NotApplicable
 from composable.testing.problems import classifier, image_batch, smooth_classifier
 from composable.testing.runs import Case, Violation
 from tests.testing.broken_algorithms import (
+    DRAWS_GLOBALLY,
     HALVES,
     HALVES_ONCE,
     TABLE,
@@ -90,6 +91,13 @@ def test_the_error_names_the_law_the_algorithm_the_event_the_field_and_a_hint():
     assert (error.event, error.where) == (Event.AFTER_DATALOADER, "state.batch[0]")
     assert str(error).startswith("WritesInPlace(factor=0.9) violates the law 'effects': it writes")
     assert "Hint: return state.evolve(...) with new values" in str(error)
+
+
+def test_a_draw_from_a_global_generator_is_named_before_what_follows_from_it():
+    with pytest.raises(LawViolation, match="global generator at AFTER_DATALOADER") as caught:
+        check_algorithm(DRAWS_GLOBALLY)
+
+    assert caught.value.law == "leaves_generators"
 
 
 @pytest.mark.parametrize("law", ["parts", "resumes"])

@@ -51,24 +51,11 @@ def test_the_seed_of_a_step_is_folded_whether_or_not_others_are_computed_with_it
     assert torch.initial_seed() == key.fold(3).seed
 
 
-@pytest.mark.parametrize(
-    ("call", "value", "error", "message"),
-    [
-        (seed_all, -1, ValueError, r"seed=-1 is out of range: use 0 to 2\*\*64 - 1"),
-        (seed_all, 2**64, ValueError, "is out of range"),
-        (seed_all, 1.5, TypeError, "seed=1.5 must be an integer"),
-        (seed_all, None, TypeError, "seed=None must be an integer"),
-        (seed_all, True, TypeError, "seed=True must be an integer"),
-        *(
-            (load_rng_state, x, ValueError, r"state=.* must be a value of get_rng_state\(\)")
-            for x in (None, {}, {"python": 1}, 17)
-        ),
-    ],
-)
-def test_rejects_invalid_values_and_changes_no_generator(call, value, error, message):
+@pytest.mark.parametrize(("call", "value"), [(seed_all, 2**64), (load_rng_state, {"python": 1})])
+def test_a_refused_value_changes_no_generator(call, value):
     before = get_rng_state()["python"]
 
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=r"seed=|state="):
         call(value)
 
     assert get_rng_state()["python"] == before

@@ -1,4 +1,4 @@
-"""Functions that make PyTorch schedulers, as schedulers=."""
+"""Schedules, and functions that make PyTorch schedulers, in runs."""
 
 import copy
 from functools import partial
@@ -7,11 +7,11 @@ from traceback import format_exception
 import pytest
 import torch
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ExponentialLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 from composable import Timestamp
-from composable.optim import cosine, per_group
-from tests.support.models import linear
+from composable.optim import constant, cosine, linear, per_group, step
+from tests.support import models
 from tests.support.runs import make_trainer
 
 
@@ -54,7 +54,7 @@ def test_a_function_that_fails_in_fit_fails_in_the_constructor(given, error):
 
 def test_a_schedule_is_tried_without_a_trace():
     seen = []
-    model = linear()
+    model = models.linear()
     optimizer = SGD(model.parameters(), lr=torch.tensor(0.1), weight_decay=0.1)
     before = copy.deepcopy(optimizer.state_dict())
 
@@ -64,3 +64,45 @@ def test_a_schedule_is_tried_without_a_trace():
 
     assert seen == [Timestamp()]
     assert optimizer.state_dict() == before
+
+
+by_batch = partial(LambdaLR, lr_lambda=lambda count: min(count / 10, 1.0))
+
+
+def train(schedulers, **changes):
+    make_trainer(schedulers=schedulers, check_effects=False, **changes).fit()
+
+
+def test_scheduler_that_counts_batches_is_reported():
+    with pytest.warns(UserWarning, match="LambdaLR steps after every epoch.*every_batch=True"):
+        train(by_batch, max_duration="1ep")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "duration"),
+    [
+        (cosine(warmup=100), "2ep"),
+        (constant(warmup="100ba"), "2ep"),
+        (step("1ep", warmup="3ep"), "6ba"),
+        (constant(warmup="30sp"), "20sp"),
+    ],
+)
+def test_warmup_longer_than_the_run_is_reported(schedule, duration):
+    with pytest.warns(UserWarning, match=r"warmup='\w+' of \w+ is longer than the run"):
+        train(schedule, max_duration=duration)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedulers": by_batch, "step_schedulers_every_batch": True},
+        {"schedulers": partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch))},
+        {"schedulers": linear(warmup="3ba")},
+        {"schedulers": constant(warmup="2ep")},
+        {"schedulers": constant(warmup="1ep"), "max_duration": "20sp"},
+        {"schedulers": lambda clock: 0.0},
+        {"schedulers": None},
+    ],
+)
+def test_other_runs_are_not_reported(options):
+    train(**options)
