@@ -18,6 +18,7 @@ from tests.support.models import CLASSES, same, seeded, weights
 from tests.support.observers import Watch
 from tests.support.outcomes import differences
 from tests.support.runs import make_trainer
+from tests.support.tensors import randn
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
@@ -52,21 +53,25 @@ def flags(model):
     return {name: p.requires_grad for name, p in model.named_parameters()}
 
 
+def by_hand(model, loader, factory, **options):
+    """Train in a plain loop that drops the gradients of frozen layers, and return the optimizer."""
+    optimizer = factory(model.parameters())
+    for batch, (inputs, targets) in enumerate(loader):
+        cross_entropy(model(inputs), targets).backward()
+        for name in frozen_layers(model, elapsed=batch / 10, **options).parameters:
+            model.get_parameter(name).grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_matches_a_plain_loop_without_the_gradients_of_frozen_layers(optimizer):
     model = deep()
-    plain = OPTIMIZERS[optimizer](model.parameters())
-    for batch, (inputs, targets) in enumerate(TEN):
-        frozen = frozen_layers(model, elapsed=batch / 10).parameters
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in frozen)
-        cross_entropy(model(inputs), targets).backward()
-        plain.step()
-        plain.zero_grad()
+    plain = by_hand(model, TEN, OPTIMIZERS[optimizer])
 
     state = train(optimizers=OPTIMIZERS[optimizer]).fit()
 
-    assert len(frozen) == 6  # three layers of four: the last batch begins at 0.9
     assert same(weights(state.model), weights(model))
     assert not differences(state.optimizers[0].state_dict(), plain.state_dict())
 
@@ -174,23 +179,13 @@ def test_group_norm_after_frozen_layers_trains_in_any_layout(layout):
         )
         return model.to(memory_format=layout)
 
-    images = [
-        (torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(i)), y)
-        for i, (_, y) in enumerate(TEN)
-    ]
-    freezing = LayerFreezing(freeze_start=0.0, freeze_level=0.6)  # the convolution alone
-    model = build()
-
-    final = train([freezing], model, train_dataloader=images).fit().model
-
+    images = [(randn(4, 2, 6, 6, seed=i), y) for i, (_, y) in enumerate(TEN)]
+    options = {"freeze_start": 0.0, "freeze_level": 0.6}  # the convolution alone
     plain = build()
-    optimizer = OPTIMIZERS["sgd"](plain.parameters())
-    for batch, (inputs, targets) in enumerate(images):
-        cross_entropy(plain(inputs), targets).backward()
-        if frozen_layers(plain, elapsed=batch / 10, freeze_start=0, freeze_level=0.6).layers:
-            plain[0].weight.grad = plain[0].bias.grad = None
-        optimizer.step()
-        optimizer.zero_grad()
+    by_hand(plain, images, OPTIMIZERS["sgd"], **options)
+
+    final = train([LayerFreezing(**options)], build(), train_dataloader=images).fit().model
+
     assert same(weights(final), weights(plain))
     assert not any(module._forward_pre_hooks for module in final.modules())
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Callback, Event, optim
+from composable import Event, optim
 from composable import algorithms as A
 from composable.algorithms import ProxyFilter
 from composable.distributed import DDP
@@ -25,14 +25,9 @@ from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer, sgd
 
 
-class Seen(Callback):
-    """Records the batches that are trained on, as they are after the filter."""
-
-    def __init__(self):
-        self.batches = []
-
-    def batch_start(self, state, logger):
-        self.batches.append(state.batch)
+def filtered():
+    """Return a watch of the batches that are trained on, as they are after the filter."""
+    return Watch(Event.BATCH_START, read=lambda state: state.batch)
 
 
 def trainer(loader=None, *, model=None, more=(), **options):
@@ -75,12 +70,12 @@ def by_hand(data, *, interval, keep=0.5, optimizer=sgd, rate=lambda step: 1.0):
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("optimizer", [sgd, partial(torch.optim.AdamW, lr=0.1)])
 def test_proxy_filters_and_learns_as_by_hand(interval, optimizer):
-    data, seen = batches([8, 6, 7, 8]), Seen()
+    data, seen = batches([8, 6, 7, 8]), filtered()
     kept, proxy = by_hand(2 * data, interval=interval, optimizer=optimizer)
 
     state = trainer(data, interval=interval, optimizer=optimizer, callbacks=seen).fit()
 
-    for ours, theirs in zip(seen.batches, kept, strict=True):
+    for ours, theirs in zip(seen.values, kept, strict=True):
         assert all(map(torch.equal, ours, theirs))
     assert_close(dict(memory_of(state)["weights"]), dict(proxy.named_parameters()))
 
@@ -129,12 +124,12 @@ def test_frozen_tied_and_buffered_proxies_are_trained_as_they_are():
 
 
 def test_another_rule_selects_by_the_scores_of_the_proxy():
-    seen = Seen()
+    seen = filtered()
     rule = partial(select_using_loss, keep=0.25)
 
     trainer(batches([8] * 4), rule=rule, callbacks=seen).fit()
 
-    assert [len(targets) for _, targets in seen.batches] == [2] * 8
+    assert [len(targets) for _, targets in seen.values] == [2] * 8
 
 
 def test_order_of_a_rule_does_not_matter():
@@ -257,12 +252,6 @@ def test_a_skipped_batch_teaches_nothing():
     assert_close(dict(memory_of(state)["weights"]), dict(proxy.named_parameters()))
 
 
-@pytest.mark.parametrize("length", ["1ep", "3ba"])
-def test_proxy_that_has_diverged_is_an_error(length):
-    with pytest.raises(ValueError, match="proxy of ProxyFilter has diverged: its weight weight is"):
-        trainer(optimizer=partial(sgd, lr=torch.inf), max_duration=length).fit()
-
-
 def test_steps_change_no_earlier_memory():
     state = make_trainer().state.evolve(batch=batches([8])[0])
     algorithm = ProxyFilter(mlp(), partial(torch.optim.AdamW, lr=0.01), interval=1)
@@ -292,49 +281,47 @@ def test_check_leaves_the_run_as_it_was():
 # --- errors ---
 
 
-@pytest.mark.parametrize("part", [lambda m: m, lambda m: m[0]], ids=["model", "part"])
-def test_trained_model_is_no_proxy(part):
-    model = mlp()
-
-    with pytest.raises(ValueError, match="is the trained model, or shares a part with it"):
-        trainer(model=model, proxy=part(model)).fit()
+def of_two(outputs, targets, reduction="mean"):
+    """Return the loss of the first two examples."""
+    return cross_entropy(outputs[:2], targets[:2], reduction=reduction)
 
 
-@pytest.mark.parametrize(
-    ("proxy", "message"),
-    [
-        (nn.Linear(4, 1), "raised IndexError: Target . is out of bounds(.|\n)*one for each class"),
-        (nn.Linear(5, CLASSES), "raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
-        (nn.Sequential(nn.Linear(4, CLASSES), nn.Flatten(0)), "Build a proxy that takes the batch"),
-    ],
-)
-def test_proxy_that_does_not_fit_is_refused(proxy, message):
-    with pytest.raises(ValueError, match=message):
-        trainer(proxy=proxy).fit()
-
-
-def test_losses_of_another_number_of_examples_are_refused():
-    def loss_fn(outputs, targets, reduction="mean"):
-        return cross_entropy(outputs[:2], targets[:2], reduction=reduction)
-
-    with pytest.raises(ValueError, match=r"losses of shape \(2,\), and the batch has 6 examples"):
-        trainer(loss_fn=loss_fn).fit()
+MODEL = mlp()
+DIVERGING = {"optimizer": partial(sgd, lr=torch.inf)}
+RULES = [
+    (lambda losses, generator: losses.argsort()[:0], "rule kept none of the 6 examples"),
+    (lambda losses, generator: losses > 0, "must return the indices to keep, an int64 tensor"),
+    (lambda losses, generator: None, "rule returned None and must return the indices"),
+    (lambda losses, generator: torch.tensor([3, 0, 3]), r"the indices \[0, 3, 3\] and must"),
+    (lambda losses, generator: torch.tensor([-1]), "distinct ones from 0 to 5"),
+    (lambda losses, generator: torch.tensor([0, 6]), "distinct ones from 0 to 5"),
+]
+PROXIES = [
+    (nn.Linear(4, 1), "raised IndexError: Target . is out of bounds(.|\n)*one for each class"),
+    (nn.Linear(5, CLASSES), "raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    (nn.Sequential(nn.Linear(4, CLASSES), nn.Flatten(0)), "Build a proxy that takes the batch"),
+]
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
+    ("options", "message"),
     [
-        (lambda losses, generator: losses.argsort()[:0], "rule kept none of the 6 examples"),
-        (lambda losses, generator: losses > 0, "must return the indices to keep, an int64 tensor"),
-        (lambda losses, generator: None, "rule returned None and must return the indices"),
-        (lambda losses, generator: torch.tensor([3, 0, 3]), r"the indices \[0, 3, 3\] and must"),
-        (lambda losses, generator: torch.tensor([-1]), "distinct ones from 0 to 5"),
-        (lambda losses, generator: torch.tensor([0, 6]), "distinct ones from 0 to 5"),
+        *(({"rule": rule}, message) for rule, message in RULES),
+        *(({"proxy": proxy}, message) for proxy, message in PROXIES),
+        *(
+            ({"model": MODEL, "proxy": proxy}, "is the trained model, or shares a part with it")
+            for proxy in (MODEL, MODEL[0])
+        ),
+        *(
+            (DIVERGING | {"max_duration": length}, "has diverged: its weight weight is")
+            for length in ("1ep", "3ba")
+        ),
+        ({"loss_fn": of_two}, r"losses of shape \(2,\), and the batch has 6 examples"),
     ],
 )
-def test_rule_that_selects_nothing_is_refused(rule, message):
+def test_parts_that_do_not_fit_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        trainer(rule=rule).fit()
+        trainer(**options).fit()
 
 
 def test_memory_of_another_proxy_is_refused():

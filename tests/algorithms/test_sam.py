@@ -1,4 +1,4 @@
-"""SAM in the loop: two passes over a batch, one step."""
+"""SAM in the loop: two passes over a batch, one step; and requests of algorithms to the loop."""
 
 from functools import partial
 
@@ -8,20 +8,22 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Event
+from composable import Algorithm, Event
 from composable.algorithms import (
     SAM,
+    SWA,
     GradientClipping,
     GyroDropout,
     LabelSmoothing,
 )
 from composable.functional import clip_gradients
+from composable.integrations import UnsupportedRequestError, adapt_loop
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from composable.utils.reproducibility import seed_step
 from tests.support.data import batches
 from tests.support.models import conv_net, mlp, same, weights
-from tests.support.observers import Trace
+from tests.support.observers import Trace, Watch
 from tests.support.runs import make_trainer, sgd
 
 DOUBLE = torch.float64
@@ -220,3 +222,77 @@ def test_only_events_of_microbatches_repeat_in_the_second_pass():
     microbatch = events[events.index(Event.BEFORE_FORWARD) : events.index(Event.AFTER_BACKWARD) + 1]
     passes = [trace.events[i + 1 : j] for i, j in zip(start, end, strict=True)]
     assert passes == [microbatch * 4, microbatch * 2]
+
+
+def requests(at, batch=None, **fields):
+    """Build an algorithm that writes fields at an event, in one batch or in all."""
+
+    def request(event, state):
+        due = event is at and batch in (None, state.timestamp.batch)
+        return state.evolve(**fields) if due else state
+
+    return request
+
+
+second_pass = partial(requests, Event.BEFORE_TRAIN_BATCH)
+halved = partial(requests, Event.BEFORE_OPTIMIZER_STEP, lr_override=lambda rate: rate / 2)
+
+
+def test_second_pass_gives_the_gradients_at_the_requested_weights():
+    def zero(state):
+        return {"3.bias": torch.zeros_like(state.model[3].bias)}
+
+    seen = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: state.current_gradients()["3.bias"])
+    algorithm = second_pass(second_pass=zero)
+    make_trainer(mlp(), batches(), algorithms=algorithm, callbacks=seen, max_duration="1ba").fit()
+
+    model = mlp()
+    torch.nn.init.zeros_(model[3].bias)
+    inputs, targets = batches()[0]
+    cross_entropy(model(inputs), targets).backward()
+    assert torch.equal(seen.values[0], model[3].bias.grad)
+
+
+def test_second_pass_rejects_weights_of_unknown_parameters():
+    algorithm = second_pass(second_pass=lambda state: {"4.bias": torch.zeros(3)})
+
+    with pytest.raises(
+        ValueError, match=r"second_pass returned weights for \['4.bias'\], which are"
+    ):
+        make_trainer(mlp(), batches(), algorithms=algorithm).fit()
+
+
+def test_lr_override_changes_the_learning_rate_of_the_step():
+    half = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+    ours = make_trainer(mlp(), batches(), algorithms=halved()).fit()
+
+    assert same(
+        weights(ours.model), weights(make_trainer(mlp(), batches(), optimizers=half).fit().model)
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (SAM(), "SAM requests a second pass over the batch"),
+        (SWA(schedule_swa_lr=True, swa_lr=0.1), "SWA requests a step with other learning rates"),
+        (second_pass(second_pass=dict), "an algorithm requests a second pass"),
+        (halved(), "an algorithm requests a step with other learning"),
+    ],
+)
+def test_external_loop_rejects_requests_that_are_declared_and_those_that_are_made(
+    algorithm, message
+):
+    model = mlp()
+    optimizer = sgd(model.parameters())
+
+    def train():
+        t = adapt_loop(algorithm, model, optimizer, loss_fn=cross_entropy)
+        assert not isinstance(algorithm, Algorithm), "it declares its request"
+        for inputs, _ in t.epoch(batches()):
+            t.loss(model(inputs)).backward()
+            optimizer.step()
+
+    with pytest.raises(UnsupportedRequestError, match=message):
+        train()

@@ -19,6 +19,7 @@ from tests.support.data import batches
 from tests.support.hub_models import HEADS
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Watch
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer, sgd
 
 ALPHA, T = 0.4, 1.5
@@ -113,40 +114,14 @@ def test_frozen_parameters_are_not_copied_before_they_are_unfrozen(tmp_path):
         assert same(unfrozen(build(load_path=tmp_path / place), duration), whole)
 
 
-def test_classes_that_a_model_masks_have_no_divergence():
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = mlp()
-
-        def forward(self, inputs):
-            return nn.functional.pad(self.inner(inputs), (0, 1), value=-torch.inf)
-
-    masked = {n.removeprefix("inner."): t for n, t in trained(Masked(), taught()).items()}
-
-    assert_close(masked, trained(mlp(), taught()))
-
-
-def test_the_first_cycle_is_that_of_a_plain_run():
-    losses = Watch(Event.BATCH_END, read=lambda s: float(s.loss))
-    plain = Watch(Event.BATCH_END, read=lambda s: float(s.loss))
-
-    run(mlp(), taught(), callbacks=losses)
-    run(mlp(), [], callbacks=plain)
-
-    equal = [a == b for a, b in zip(losses.values, plain.values, strict=True)]
-    assert equal == [True] * 3 + [False] * 6
-
-
-@pytest.mark.parametrize("place", ["ep1-ba4", "ep1-ba6", "ep2-ba7"])
+@pytest.mark.parametrize("batch", [4, 6, 7])
 @pytest.mark.parametrize("algorithm", [taught(), SnapshotDistillation("1ep", first_cycle=2)])
-def test_a_run_resumes_exactly_in_the_middle_of_a_cycle(tmp_path, place, algorithm):
-    options = {"loader": batches(12, images=True), "algorithms": [algorithm, LabelSmoothing(0.1)]}
-    whole = trained(conv_net(), save_folder=tmp_path, save_interval="1ba", **options)
+def test_a_run_resumes_exactly_in_the_middle_of_a_cycle(tmp_path, batch, algorithm):
+    def train(**options):
+        loader, algorithms = batches(12, images=True), [algorithm, LabelSmoothing(0.1)]
+        return run(conv_net(), algorithms, loader, **options).state
 
-    resumed = trained(conv_net(), load_path=tmp_path / place, **options)
-
-    assert same(resumed, whole)
+    resumes_exactly(train, tmp_path, batch)
 
 
 WEIGHT = torch.tensor([1.0, 10.0, 0.1], dtype=torch.float64)

@@ -17,7 +17,7 @@ from composable.algorithms.swa import NothingAveragedWarning
 from composable.functional import recompute_batch_norm_statistics
 from composable.loggers import InMemoryLogger
 from composable.models import Classifier
-from composable.optim import cosine_restarts, linear
+from composable.optim import linear
 from tests.support.data import batches, stream
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Watch
@@ -282,21 +282,3 @@ def test_warns_exactly_where_nothing_is_averaged(loader, schedule):
 
 
 # --- cycles ---
-
-
-def test_updates_at_the_ends_of_cycles_average_the_snapshots_of_cycles():
-    ends = Watch(Event.EPOCH_END, read=lambda s: weights(s.model))
-    loader = batches(12)
-
-    state = make_trainer(
-        mlp(),
-        loader,
-        algorithms=SWA(swa_start="2ep", swa_end="1dur", update_interval="2ep"),
-        schedulers=cosine_restarts("2ep", alpha_f=0.01),
-        callbacks=ends,
-        max_duration="6ep",
-    ).fit()
-
-    snapshots = ends.values[1::2]
-    expected = {name: sum(one[name] for one in snapshots) / 3 for name in snapshots[0]}
-    assert_close(average_of(state), expected)

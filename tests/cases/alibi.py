@@ -4,7 +4,7 @@ import composable.functional as F
 from composable.algorithms import Alibi
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
-from tests.support.invalid import NO_CLASS, NO_DEVICE, NO_FLOAT_DTYPE, no_count, no_number
+from tests.support.invalid import NO_CLASS, NO_DEVICE, no_count, no_number
 from tests.support.meaning import surgery
 from tests.support.models import LENGTH
 from tests.support.runs import VISION
@@ -44,9 +44,7 @@ CASE = Case(
         "train_sequence_length_scaling": no_number(0, -0.1, 1.1),
         "heads": no_count(1),
         "length": no_count(0),
-        "past": no_count(0),
         "device": NO_DEVICE,
-        "dtype": NO_FLOAT_DTYPE,
     },
     overview=Overview(
         group=SURGERY,

@@ -3,7 +3,6 @@
 import composable.functional as F
 from composable.algorithms import AttentionOutputGate
 from tests.support.cases import SURGERY, AlgorithmCase, Case, Overview
-from tests.support.invalid import no_count
 from tests.support.meaning import surgery
 from tests.support.runs import VISION
 from tests.support.surgery import ATTENTION, of_language_model
@@ -24,7 +23,6 @@ CASE = Case(
         neutral=AttentionOutputGate(channels=4),
         cannot={VISION: "it has no attention"},
     ),
-    invalid={"channels": no_count(1)},
     overview=Overview(
         group=SURGERY,
         summary="gates the output of each head of attention",

@@ -1,24 +1,26 @@
 """AugMix."""
 
-from math import inf
-
 import torch
 
 import composable.functional as F
 from composable.algorithms import AugMix
 from composable.testing.problems import CLASSES
 from tests.support.arguments import of_images
-from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import (
+    AUGMENTATION,
+    MEAN_OF_NONE,
+    AlgorithmCase,
+    Case,
+    FunctionCase,
+    Overview,
+)
 from tests.support.invalid import (
     NO_DEPTH,
     NO_TENSOR,
     no_count,
-    no_number,
 )
 from tests.support.meaning import on_inputs
 from tests.support.runs import LANGUAGE
-
-MEAN_OF_NONE = "the mean over no examples is NaN, as for PyTorch's own losses"
 
 CASE = Case(
     functions=[
@@ -29,7 +31,7 @@ CASE = Case(
             F.jensen_shannon_loss,
             arguments=lambda n: tuple(torch.randn(3, n, CLASSES)),
             invalid={"logits": NO_TENSOR, "others": (*NO_TENSOR, torch.zeros(4, 2))},
-            expected_failures={"empty_batch": MEAN_OF_NONE},
+            expected_failures=MEAN_OF_NONE,
         ),
     ],
     algorithm=AlgorithmCase(
@@ -45,7 +47,6 @@ CASE = Case(
         external={"mean": (0.5, 0.5), "std": (0.1, 0.1)},
     ),
     invalid={
-        "severity": no_number(-1, 11, inf),
         "depth": NO_DEPTH,
         "width": no_count(1),
     },

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 from torch import nn
 
 import composable.functional as F
@@ -36,6 +37,10 @@ CASE = Case(
                 "stride": (0, -1, 2.5, "2", None, (2,), (0, 1)),
                 "padding_mode": no_word(),
             },
+            invalid_sets=[
+                ({"inputs": torch.zeros(shape)}, r"shape \[batch, channels, ...\] with 1 to 3 spat")
+                for shape in [(3, 4), (2, 3, 4, 4, 4, 4)]
+            ],
         ),
     ],
     algorithm=AlgorithmCase(

@@ -42,6 +42,18 @@ CASE = Case(
         FunctionCase(
             F.cached_gradients,
             arguments=arguments,
+            invalid_sets=[
+                *(
+                    ({"forward": forward, "parts": torch.zeros(3, 3).split([1, 2])}, message)
+                    for forward, message in [
+                        (lambda part: "nothing", "forward must return a tensor"),
+                        (lambda part: part.sum(), "a row for each example"),
+                        (lambda part: part[:, : len(part)], "equal in dtype and in all other"),
+                        (lambda part: [part] * len(part), "the same number of tensors"),
+                    ]
+                ),
+                ({"loss_fn": lambda outputs: outputs}, r"loss_fn must return .* shape \(4, 2\)"),
+            ],
             no_row="it calls two functions of the user, and has their properties",
         )
     ],

@@ -8,7 +8,14 @@ from torch import Tensor
 import composable.functional as F
 from composable import Event
 from composable.algorithms import SnapshotDistillation
-from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import (
+    MEAN_OF_NONE,
+    OPTIMIZATION,
+    AlgorithmCase,
+    Case,
+    FunctionCase,
+    Overview,
+)
 from tests.support.integrations import LOSS_INSIDE, in_callbacks
 from tests.support.invalid import NO_INTERVAL, NO_POSITIVE, NO_TENSOR, no_count, no_number
 from tests.support.models import weights
@@ -37,10 +44,17 @@ CASE = Case(
         FunctionCase(
             F.distillation_loss,
             arguments=logits,
-            expected_failures={
-                "gradients": TEACHER,
-                "empty_batch": "the mean over no examples is NaN, as for PyTorch's own losses",
-            },
+            expected_failures={"gradients": TEACHER, **MEAN_OF_NONE},
+            invalid_sets=[
+                (
+                    {"teacher_logits": torch.zeros(4, 3)},
+                    r"teacher_logits \(4, 3\).* with the class",
+                ),
+                (
+                    dict.fromkeys(["logits", "teacher_logits"], torch.zeros(4, 1, 2)),
+                    r"one class in dimension 1 of shape \(4, 1, 2\)",
+                ),
+            ],
         ),
         FunctionCase(
             F.distillation_loss,
@@ -65,7 +79,6 @@ CASE = Case(
         "teacher_logits": NO_LOGITS,
         "weights": (3, "x", [1.0], torch.ones(7)),
         "temperature": NO_POSITIVE,
-        "class_dim": (0, 2, True, "1"),
         "cycle": (*NO_INTERVAL, None),
         "alpha": no_number(0, 1, -0.1, 1.1),
         "first_cycle": no_count(2),

@@ -16,8 +16,6 @@ CASE = Case(
         )
     ],
     invalid={
-        "before": NO_TENSORS,
-        "after": NO_TENSORS,
         "average": NO_TENSORS,
         "lookahead": NO_FINITE,
         "last_lookahead": NO_FINITE,

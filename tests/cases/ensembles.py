@@ -1,5 +1,7 @@
 """Ensembles and mixtures of models."""
 
+from math import nan
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,23 @@ CASE = Case(
                 "logits": (3, None, [], [3], [torch.zeros(2)], [torch.zeros(2, 3).long()]),
                 "weights": (3, "x", [0.5, 0.5, 0.0], torch.ones(2)),
             },
+            invalid_sets=[
+                ({"logits": [torch.zeros(4, 1, 2)]}, r"one class in dimension 1 of shape \(4, 1, 2")
+            ],
         ),
         FunctionCase(
             F.mixture_weights,
             needs={"iterations": 20},
             arguments=lambda n: (torch.randn(3, 2 * n + 1),),
             invalid={"top": (0, 4, 2.5, "3", True)},
+            invalid_sets=[
+                ({"log_likelihoods": torch.tensor(likelihoods).log(), "top": top}, message)
+                for likelihoods, top, message in [
+                    ([[0.9, 0.0], [0.1, 0.0]], None, r"the examples \[1\]: omit these examples"),
+                    ([[0.9, nan], [0.1, 0.5]], None, r"the examples \[1\]: omit these examples"),
+                    ([[0.9, 0.9, 0.0], [0.0, 0.0, 0.1]], 1, r"the top=1 models.*\[2\]: raise top"),
+                ]
+            ],
             expected_failures={
                 "gradients": "the weights are fitted, and detached",
                 **dict.fromkeys(("compile", "vmap", "no_sync"), REFUSED),
@@ -44,7 +57,6 @@ CASE = Case(
             torch.zeros(2, 3).long(),
         ),
         "iterations": no_count(1),
-        "class_dim": (0, 2, True, "1"),
     },
     overview=Overview(
         group=OPTIMIZATION,

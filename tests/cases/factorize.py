@@ -43,6 +43,16 @@ CASE = Case(
                 "targets": (3, "x", [1.0], torch.ones(2, 5)),
                 "rank": no_count(1),
             },
+            invalid_sets=[
+                ({"layer": nn.ReLU()}, "layer must be a Linear, Conv1d"),
+                ({"layer": nn.Linear(6, 4, device="meta")}, "layer.weight must have values"),
+                ({"rank": 5}, "rank=5 must be at most 4"),
+                ({"inputs": torch.ones(5, 3)}, r"inputs of shape \(5, 3\) must be a batch of inp"),
+                ({"inputs": torch.ones(5, 6) / 0}, "inputs must have values, and all must be fin"),
+                ({"inputs": torch.ones(0, 6)}, "inputs must have values"),
+                ({"targets": torch.ones(5, 6)}, r"targets has shape \(5, 6\) and must have \(5, 4"),
+                ({"targets": torch.ones(5, 4) * nan}, "targets must have values, and all must be"),
+            ],
         ),
     ],
     algorithm=AlgorithmCase(

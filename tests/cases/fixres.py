@@ -6,7 +6,7 @@ import composable.functional as F
 from composable.algorithms import FixRes
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import EVALUATED_BATCHES, everywhere
-from tests.support.invalid import NO_IMAGES, NO_POSITIVE, no_count, no_number
+from tests.support.invalid import NO_IMAGES, NO_POSITIVE, no_number
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import LANGUAGE
 
@@ -28,7 +28,6 @@ CASE = Case(
     ),
     invalid={
         "scale_factor": NO_POSITIVE,
-        "size_increment": no_count(1),
         "area": (3, "x", None, (1,), (0.0, 1.0), (0.5, 1.5), (0.5, "x")),
         "test_crop": no_number(0, -1, 1.1, inf),
         "train_zoom": NO_POSITIVE,

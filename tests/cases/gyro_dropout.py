@@ -8,7 +8,7 @@ import composable.functional as F
 from composable.algorithms import GyroDropout
 from tests.support.arguments import model_of
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_PROBABILITY_BELOW_ONE, no_count
+from tests.support.invalid import no_count
 from tests.support.meaning import drawn_surgery
 
 CASE = Case(
@@ -34,7 +34,6 @@ CASE = Case(
         external_options={"max_duration": "6ba"},
     ),
     invalid={
-        "p": NO_PROBABILITY_BELOW_ONE,
         "sigma": no_count(1),
         "tau": no_count(1),
         "iters_per_epoch": no_count(1),

@@ -1,6 +1,7 @@
 """Dirac initialization of convolutions."""
 
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import composable.functional as F
 from composable.algorithms import InitializeConvolutions
@@ -13,6 +14,14 @@ CASE = Case(
         FunctionCase(
             F.initialize_convolutions,
             arguments=lambda n: (nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()),),
+            invalid_sets=[
+                ({"model": nn.Sequential(conv)}, "weight of the convolution 0 is computed by")
+                for conv in [
+                    nn.LazyConv2d(3, 3),
+                    nn.Conv2d(3, 3, 3, device="meta"),
+                    weight_norm(nn.Conv2d(3, 3, 3)),
+                ]
+            ],
         ),
     ],
     algorithm=AlgorithmCase(

@@ -9,7 +9,6 @@ import composable.functional as F
 from composable.algorithms import LowPrecisionGroupNorm
 from tests.support.arguments import model_of
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_LOW_PRECISION
 from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
@@ -28,7 +27,6 @@ CASE = Case(
         neutral=LowPrecisionGroupNorm(),  # without autocast
         cannot={LANGUAGE: "it has no group norm"},
     ),
-    invalid={"precision": NO_LOW_PRECISION},
     overview=Overview(
         group=SURGERY,
         summary="runs group norms in the dtype of autocast",

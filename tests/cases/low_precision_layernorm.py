@@ -9,7 +9,6 @@ import composable.functional as F
 from composable.algorithms import LowPrecisionLayerNorm
 from tests.support.arguments import model_of, rows
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_LOW_PRECISION
 from tests.support.meaning import surgery
 from tests.support.runs import VISION
 
@@ -29,7 +28,6 @@ CASE = Case(
         neutral=LowPrecisionLayerNorm(),  # without autocast
         cannot={VISION: "it has no layer norm"},
     ),
-    invalid={"precision": NO_LOW_PRECISION},
     overview=Overview(
         group=SURGERY,
         summary="runs layer norms in the dtype of autocast",

@@ -1,7 +1,6 @@
 """Hashed n-gram embeddings."""
 
 import torch
-from torch import nn
 
 import composable.functional as F
 from composable.algorithms import NGramEmbeddings
@@ -62,7 +61,6 @@ CASE = Case(
         "n": no_count(2),
         "rows": (0, 2.5, "3", True),
         "megabytes": NO_POSITIVE,
-        "target": (3, nn.Linear),
         "sparse": NO_FLAG,
         "document_ids": NO_DOCUMENTS,
     },

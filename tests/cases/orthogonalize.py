@@ -5,7 +5,7 @@ import torch
 import composable.functional as F
 from tests.support.arguments import seeded
 from tests.support.cases import Case, FunctionCase
-from tests.support.invalid import NO_FLOAT_DTYPE, NO_POSITIVE, NO_TENSOR, no_count
+from tests.support.invalid import NO_POSITIVE, NO_TENSOR, no_count
 
 
 def matrices(size):
@@ -30,6 +30,5 @@ CASE = Case(
         "steps": no_count(0),
         "coefficients": (3, "x", None, (1.0, 2.0), (1.0, 2.0, "x")),
         "eps": NO_POSITIVE,
-        "dtype": NO_FLOAT_DTYPE,
     },
 )

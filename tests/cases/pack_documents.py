@@ -20,6 +20,20 @@ CASE = Case(
             F.pack_documents,
             needs={"length": 6},
             arguments={"documents": [torch.tensor([5, 6]), torch.tensor([7, 8, 9])]},
+            invalid_sets=[
+                ({"documents": documents}, message)
+                for documents, message in [
+                    ([], "documents=.. must have at least one document"),
+                    ([torch.zeros(2, 2).long()], r"documents\[0\] must have one d"),
+                    ([torch.ones(7).long()], r"lengths\[0\]=7 must be at most length=6"),
+                    ([torch.zeros(0).long()], r"lengths\[0\]=0 must be at least 1"),
+                    (
+                        [torch.ones(1).long(), torch.zeros(2).int()],
+                        r"documents\[1\] must be torch.int64 on cpu, as documents\[0\], not "
+                        r"torch.int32",
+                    ),
+                ]
+            ],
         ),
         FunctionCase(F.pack_lengths, arguments=([2, 5, 3], 6)),
         FunctionCase(F.document_mask, arguments=numbers),
@@ -34,7 +48,6 @@ CASE = Case(
         "length": no_count(1),
         "lengths": (3, "x", None, [0], [2.5], [99], ["3"]),
         "pad_id": (None, 0.5, True),
-        "ignore_index": (None, 0.5, True),
         "document_ids": (*NO_TENSOR, torch.tensor(3)),
     },
     overview=Overview(

@@ -1,12 +1,10 @@
 """RandAugment."""
 
-from math import inf
-
 import composable.functional as F
 from composable.algorithms import RandAugment
 from tests.support.arguments import of_images
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_TENSOR, no_count, no_number
+from tests.support.invalid import NO_TENSOR, no_count
 from tests.support.meaning import on_inputs
 from tests.support.runs import LANGUAGE
 
@@ -30,10 +28,7 @@ CASE = Case(
         cannot={LANGUAGE: "token ids are not images"},
         external={"mean": (0.5, 0.5), "std": (0.1, 0.1)},
     ),
-    invalid={
-        "severity": no_number(-1, 11, inf),
-        "depth": no_count(0),
-    },
+    invalid={"depth": no_count(0)},
     overview=Overview(
         group=AUGMENTATION,
         summary="applies a few random operations to each image",

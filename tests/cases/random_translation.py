@@ -11,7 +11,11 @@ from tests.support.runs import LANGUAGE
 
 CASE = Case(
     functions=[
-        FunctionCase(F.random_translation, invalid={"inputs": NO_IMAGES, "max_shift": (8,)}),
+        FunctionCase(
+            F.random_translation,
+            invalid={"inputs": NO_IMAGES, "max_shift": (8,)},
+            invalid_sets=[({"max_shift": 8}, r"max_shift=8 must be less than each side.*\(8, 8\)")],
+        ),
         FunctionCase(F.draw_random_translation, invalid={"max_shift": (8,)}),
         FunctionCase(
             F.apply_random_translation,

@@ -15,7 +15,6 @@ from tests.support.invalid import (
     NO_SHARE,
     NO_SIZE,
     NO_TENSOR,
-    no_count,
 )
 from tests.support.meaning import hyperparameters_of
 from tests.support.runs import LANGUAGE
@@ -85,7 +84,6 @@ CASE = Case(
         "inputs": NO_IMAGES,
         "targets": NO_DENSE_TARGETS,
         "scale_factor": NO_SCALE,
-        "size_increment": no_count(1),
         "initial_scale": NO_SCALE,
         "finetune_fraction": NO_SHARE,
         "delay_fraction": NO_SHARE,

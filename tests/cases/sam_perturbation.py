@@ -10,7 +10,7 @@ from composable.algorithms import SAM
 from tests.support.arguments import named
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import SECOND_PASS, everywhere
-from tests.support.invalid import NO_POSITIVE, NO_TENSORS, no_count, no_number
+from tests.support.invalid import NO_POSITIVE, NO_TENSORS, no_number
 
 
 def perturbed(a: Any, s: State) -> Mapping[str, Any]:
@@ -44,7 +44,6 @@ CASE = Case(
         "grads": NO_TENSORS,
         "rho": no_number(-0.1, inf),
         "epsilon": NO_POSITIVE,
-        "interval": no_count(1),
     },
     overview=Overview(
         group=OPTIMIZATION,

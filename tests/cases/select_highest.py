@@ -13,7 +13,7 @@ from composable import Event, State
 from composable.algorithms import ProxyFilter
 from composable.algorithms._scoring import example_losses
 from tests.support.cases import BOTH_FAIL, COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_SHARE, NO_TENSOR, no_count
+from tests.support.invalid import NO_SHARE, NO_TENSOR
 from tests.support.models import seeded
 from tests.support.runs import LANGUAGE
 
@@ -91,7 +91,6 @@ CASE = Case(
         "proxy": (None, 3, "net"),
         "optimizer": (None, 3, "sgd"),
         "rule": (3, "highest"),
-        "interval": no_count(1),
         "schedule": (3, "cosine"),
     },
     overview=Overview(

@@ -9,7 +9,6 @@ from composable.algorithms import Dropout
 from tests.cases.stochastic_depth import LIKE_DROPOUT
 from tests.support.arguments import model_of
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_PROBABILITY_BELOW_ONE
 from tests.support.meaning import surgery
 
 CASE = Case(
@@ -27,7 +26,6 @@ CASE = Case(
         neutral="the rates of a model may differ",
         sees_microbatches="it draws for each",
     ),
-    invalid={"p": NO_PROBABILITY_BELOW_ONE},
     overview=Overview(
         group=SURGERY,
         summary="sets the rates of all dropouts of a model",

@@ -1,12 +1,11 @@
 """Smear."""
 
 import torch
-from torch import nn
 
 import composable.functional as F
 from composable.algorithms import Smear
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_TENSOR, no_count
+from tests.support.invalid import NO_TENSOR
 from tests.support.meaning import surgery
 from tests.support.runs import VISION
 from tests.support.surgery import TOKENS, of_language_model
@@ -45,11 +44,7 @@ CASE = Case(
         order_matters={"NGramEmbeddings": "the embeddings are smeared with or without n-grams"},
         external={"channels": 2},
     ),
-    invalid={
-        "channels": no_count(1),
-        "target": (3, nn.Linear),
-        "document_ids": (3, "x", [1.0], torch.zeros(2).long()),
-    },
+    invalid={"document_ids": (3, "x", [1.0], torch.zeros(2).long())},
     overview=Overview(
         group=SURGERY,
         summary="adds a gated share of the previous token's embedding to each token",

@@ -38,8 +38,6 @@ CASE = Case(
     invalid={
         "smoothing": NO_SHARE,
         "num_classes": (0, -1, 2.5, "3"),
-        "class_dim": (0, 2, True, "1"),
-        "ignore_index": (None, 0.5, True),
     },
     overview=Overview(
         group=AUGMENTATION,

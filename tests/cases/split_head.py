@@ -51,7 +51,6 @@ CASE = Case(
         },
     ),
     invalid={
-        "target": (3, nn.Linear),
         "head": (3, nn.Linear),
         "names": (3, "x", [3], [], ["words", "words"]),
         "split_at": NO_TIME,

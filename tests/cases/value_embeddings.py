@@ -1,11 +1,8 @@
 """Value embeddings."""
 
-from torch import nn
-
 import composable.functional as F
 from composable.algorithms import ValueEmbeddings
 from tests.support.cases import SURGERY, AlgorithmCase, Case, Overview
-from tests.support.invalid import no_count
 from tests.support.meaning import surgery
 from tests.support.runs import VISION
 from tests.support.surgery import TOKENS, of_language_model
@@ -31,11 +28,7 @@ CASE = Case(
         cannot={VISION: "images are not tokens"},
         order_matters={"Factorize": "a layer of values with embeddings is not factorized"},
     ),
-    invalid={
-        "layers": (3, "x", [], [0.5], [True]),
-        "channels": no_count(1),
-        "target": (3, nn.Linear),
-    },
+    invalid={"layers": (3, "x", [], [0.5], [True])},
     overview=Overview(
         group=SURGERY,
         summary="adds a gated embedding of the token to the values of attention",

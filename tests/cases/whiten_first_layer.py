@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import composable.functional as F
 from composable.algorithms import WhitenedFirstLayer
@@ -25,6 +26,20 @@ CASE = Case(
         FunctionCase(
             F.whiten_first_layer,
             arguments=lambda n: (nn.Sequential(nn.Conv2d(3, 24, 2), nn.ReLU()), images(6)),
+            invalid_sets=[
+                ({"model": nn.Sequential(layer)}, message)
+                for layer, message in [
+                    (
+                        nn.Conv2d(3, 25, 2),
+                        "has 25 output channels, but patches of 3 x 2 x 2 give at",
+                    ),
+                    (nn.Conv2d(2, 4, 2), "the 2 channels of the first convolution, 0, not 3"),
+                    (nn.Conv2d(3, 3, 2, groups=3), "has groups=3"),
+                    (nn.Conv2d(3, 3, 2, dilation=2), r"dilation=\(2, 2\)"),
+                    (nn.LazyConv2d(3, 2), "0, is computed by a parametrization or not yet known"),
+                    (weight_norm(nn.Conv2d(3, 3, 2)), "is computed by a parametriz"),
+                ]
+            ],
         ),
         FunctionCase(
             F.whitening_filters,

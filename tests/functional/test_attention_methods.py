@@ -1,5 +1,7 @@
 """The methods that change attention: their formulas, in plain blocks, and what they refuse."""
 
+from functools import partial, reduce
+
 import pytest
 import torch
 from torch import nn
@@ -201,16 +203,12 @@ def test_features_that_are_rotated_are_not_offset(first):
 
 
 def test_methods_combine_in_any_order_and_after_alibi():
-    model, ids = language_model(one_by_one=True), torch.arange(5)[None]
-    forth, back = model, model
-    for change in CHANGES.values():
-        if change is not CHANGES["learned exclusive_self_attention"]:
-            forth = change(forth)
-    forth = F.alibi(forth, max_sequence_length=9)
-    back = F.alibi(back, max_sequence_length=9)
-    for change in reversed(CHANGES.values()):
-        if change is not CHANGES["learned exclusive_self_attention"]:
-            back = change(back)
+    ids, alibi = torch.arange(5)[None], partial(F.alibi, max_sequence_length=9)
+    changes = [change for name, change in CHANGES.items() if not name.startswith("learned")]
+    forth, back = (
+        reduce(lambda model, change: change(model), order, language_model(one_by_one=True))
+        for order in ([*changes, alibi], [alibi, *reversed(changes)])
+    )
 
     assert torch.equal(forth(ids), back(ids))
     assert forth.state_dict().keys() == back.state_dict().keys()

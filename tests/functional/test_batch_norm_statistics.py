@@ -8,13 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
-from composable.functional import (
-    batch_norm_statistics,
-    ghost_batchnorm,
-    recompute_batch_norm_statistics,
-    reset_batch_norm_statistics,
-    with_tensors,
-)
+import composable.functional as F
 from tests.support.models import same, seeded
 
 
@@ -47,8 +41,8 @@ def used(model):
 @pytest.mark.parametrize("ghost", [False, True])
 def test_matches_update_bn_of_torch(options, ghost, still_generators):
     theirs = used(net(**options))
-    theirs = ghost_batchnorm(theirs, ghost_batch_size=4) if ghost else theirs
-    ours = recompute_batch_norm_statistics(theirs, images(8, 8, 5))
+    theirs = F.ghost_batchnorm(theirs, ghost_batch_size=4) if ghost else theirs
+    ours = F.recompute_batch_norm_statistics(theirs, images(8, 8, 5))
 
     update_bn(images(8, 8, 5), theirs)
 
@@ -69,9 +63,9 @@ class Views(nn.Module):
 
 def test_layer_used_repeatedly_or_not_in_each_batch_has_its_own_mean():
     theirs = Views()
-    ours = recompute_batch_norm_statistics(theirs, images(5, 8, 7))
-    later = recompute_batch_norm_statistics(theirs, images(5, 8))
-    later = recompute_batch_norm_statistics(later, images(5, 8, 7)[2:], seen=2)
+    ours = F.recompute_batch_norm_statistics(theirs, images(5, 8, 7))
+    later = F.recompute_batch_norm_statistics(theirs, images(5, 8))
+    later = F.recompute_batch_norm_statistics(later, images(5, 8, 7)[2:], seen=2)
 
     update_bn(images(5, 8, 7), theirs)
 
@@ -84,20 +78,20 @@ def test_frozen_layer_keeps_its_statistics(seen):
     model = used(net())
     model[1].eval()
 
-    new = recompute_batch_norm_statistics(model, images(8, 8), seen=seen)
+    new = F.recompute_batch_norm_statistics(model, images(8, 8), seen=seen)
 
     assert_close(dict(new[1].named_buffers()), dict(model[1].named_buffers()), rtol=0, atol=0)
     assert not torch.equal(new[6].running_mean, model[6].running_mean)
-    whole = recompute_batch_norm_statistics(model.eval(), images(8, 8), seen=seen)
+    whole = F.recompute_batch_norm_statistics(model.eval(), images(8, 8), seen=seen)
     assert not torch.equal(whole[1].running_mean, model[1].running_mean)
 
 
 def test_batches_can_be_given_one_by_one():
-    whole = recompute_batch_norm_statistics(used(net()), images(8, 8, 5))
+    whole = F.recompute_batch_norm_statistics(used(net()), images(8, 8, 5))
 
     model = used(net())
     for i, batch in enumerate(images(8, 8, 5)):
-        model = recompute_batch_norm_statistics(model, [batch], seen=i)
+        model = F.recompute_batch_norm_statistics(model, [batch], seen=i)
 
     assert all(map(torch.equal, model.state_dict().values(), whole.state_dict().values()))
 
@@ -107,35 +101,35 @@ def test_modes_momenta_and_the_original_are_not_modified(still_generators):
     model[0].eval()
     before = copy.deepcopy(model.state_dict())
 
-    new = recompute_batch_norm_statistics(model, images(8))
+    new = F.recompute_batch_norm_statistics(model, images(8))
 
     assert all(map(torch.equal, model.state_dict().values(), before.values()))
     assert [m.training for m in new.modules()] == [m.training for m in model.modules()]
     assert new[1].momentum == new[6].momentum == 0.1
     assert new[0].weight is model[0].weight
     assert not new[1].running_mean.requires_grad
-    without = recompute_batch_norm_statistics(used(net()), images(8))  # dropout is disabled
+    without = F.recompute_batch_norm_statistics(used(net()), images(8))  # dropout is disabled
     assert torch.equal(without[6].running_mean, new[6].running_mean)
 
 
 def test_statistics_load_into_another_model_and_are_reset():
-    source, target, fresh = used(net()), net(), batch_norm_statistics(net())
-    initial = batch_norm_statistics(target)
+    source, target, fresh = used(net()), net(), F.batch_norm_statistics(net())
+    initial = F.batch_norm_statistics(target)
 
-    new = with_tensors(target, batch_norm_statistics(source))
-    reset = reset_batch_norm_statistics(new)
+    new = F.with_tensors(target, F.batch_norm_statistics(source))
+    reset = F.reset_batch_norm_statistics(new)
     target(images(4)[0])
 
     assert len(fresh) == 6
     assert same(initial, fresh)  # they are copies
-    assert same(batch_norm_statistics(new), batch_norm_statistics(source))
-    assert same(batch_norm_statistics(reset), fresh)
+    assert same(F.batch_norm_statistics(new), F.batch_norm_statistics(source))
+    assert same(F.batch_norm_statistics(reset), fresh)
     assert reset[0].weight is new[0].weight is target[0].weight
 
 
 def test_layers_without_statistics_are_not_modified():
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.LayerNorm(2))
 
-    new = recompute_batch_norm_statistics(model, [torch.randn(4, 2)])
+    new = F.recompute_batch_norm_statistics(model, [torch.randn(4, 2)])
 
-    assert batch_norm_statistics(model) == batch_norm_statistics(new) == {}
+    assert F.batch_norm_statistics(model) == F.batch_norm_statistics(new) == {}

@@ -16,17 +16,7 @@ from torch.nn.functional import (
 )
 from torch.testing import assert_close
 
-from composable.functional import (
-    NoEffectWarning,
-    alibi,
-    attention_output_gate,
-    exclusive_self_attention,
-    gated_linear_units,
-    ghost_batchnorm,
-    low_precision_layernorm,
-    qk_norm,
-    stochastic_depth,
-)
+import composable.functional as F
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -199,8 +189,8 @@ def images(count=6):
 )
 def test_dropped_block_is_its_shortcut(kind, shortcut, method):
     block, x = kind(), images()
-    new = stochastic_depth(block, method=method, drop_rate=1.0)
-    half = stochastic_depth(block, method=method, drop_rate=0.5).eval()
+    new = F.stochastic_depth(block, method=method, drop_rate=1.0)
+    half = F.stochastic_depth(block, method=method, drop_rate=0.5).eval()
 
     assert_close(new(x), shortcut(x))
     assert_close(half(x), (block(x) + shortcut(x)) / 2)
@@ -208,7 +198,7 @@ def test_dropped_block_is_its_shortcut(kind, shortcut, method):
 
 def test_blocks_without_a_shortcut_are_not_dropped():
     model = nn.Sequential(InvertedResidual(False), InvertedResidual(), InvertedResidual(False))
-    new = stochastic_depth(model, drop_rate=0.5)
+    new = F.stochastic_depth(model, drop_rate=0.5)
 
     assert [type(block).__name__.startswith("Stochastic") for block in new] == [False, True, False]
     assert new[1].dropping.rate == 0.5  # the last of those that are dropped
@@ -217,13 +207,16 @@ def test_blocks_without_a_shortcut_are_not_dropped():
 @pytest.mark.parametrize(
     ("operate", "advice"),
     [
-        (stochastic_depth, r"target=MyBlock.*target=ResidualBlock\(MyBlock"),
-        (gated_linear_units, r"register_gated_linear_units\(MyBlock, linear=.*activation="),
-        (partial(alibi, max_sequence_length=2), r"@.*register_alibi\(MyAttention\).*def convert\("),
+        (F.stochastic_depth, r"target=MyBlock.*target=ResidualBlock\(MyBlock"),
+        (F.gated_linear_units, r"register_gated_linear_units\(MyBlock, linear=.*activation="),
+        (
+            partial(F.alibi, max_sequence_length=2),
+            r"@.*register_alibi\(MyAttention\).*def convert\(",
+        ),
     ],
 )
 def test_warning_shows_how_to_describe_a_block(operate, advice):
-    with pytest.warns(NoEffectWarning, match=f"(?s){advice}"):
+    with pytest.warns(F.NoEffectWarning, match=f"(?s){advice}"):
         operate(nn.Linear(2, 2))
 
 
@@ -231,7 +224,7 @@ def test_warning_shows_how_to_describe_a_block(operate, advice):
 def test_ghost_norm_keeps_the_activation(count):
     norm, x = BatchNormAct2d(4), images(count)
     nn.init.normal_(norm.bias)
-    new = ghost_batchnorm(copy.deepcopy(norm), ghost_batch_size=2)
+    new = F.ghost_batchnorm(copy.deepcopy(norm), ghost_batch_size=2)
     sizes = [count % 2, *[2] * (count // 2)][::-1]
     expected = torch.cat([copy.deepcopy(norm)(part) for part in x.split([n for n in sizes if n])])
 
@@ -253,7 +246,7 @@ def test_ghost_norm_keeps_the_activation(count):
 def test_norms_compute_in_low_precision(kind):
     norm, x = kind(4), images() if kind is LayerNorm2d else images().movedim(1, -1)
     nn.init.normal_(norm.weight)
-    new = low_precision_layernorm(norm)
+    new = F.low_precision_layernorm(norm)
 
     assert isinstance(new, kind)
     assert torch.equal(new(x), norm(x))
@@ -267,7 +260,7 @@ def tokens():
     return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
-GATE = partial(attention_output_gate, channels=3)  # a new gate multiplies by 1
+GATE = partial(F.attention_output_gate, channels=3)  # a new gate multiplies by 1
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -277,7 +270,7 @@ def test_attention_is_intercepted_and_stays_the_same(kind, training):
 
     with torch.no_grad():  # where nn.MultiheadAttention would take its fast path
         assert_close(GATE(block)(x), block(x))
-        assert not torch.allclose(exclusive_self_attention(block)(x), block(x), atol=0.01)
+        assert not torch.allclose(F.exclusive_self_attention(block)(x), block(x), atol=0.01)
     assert_close(GATE(block)(x), block(x))
     model = GATE(block)
     model(x).sum().backward()
@@ -295,19 +288,19 @@ def test_scores_are_those_of_normalized_queries():
     by_hand = WindowAttention(Unit())
     by_hand.load_state_dict(block.state_dict())
 
-    assert_close(qk_norm(block)(x, mask=bias), by_hand(x, mask=bias))
-    with pytest.warns(NoEffectWarning, match=r"without a norm of queries of .*timm\.layers"):
-        assert qk_norm(by_hand) is by_hand  # which normalizes already
+    assert_close(F.qk_norm(block)(x, mask=bias), by_hand(x, mask=bias))
+    with pytest.warns(F.NoEffectWarning, match=r"without a norm of queries of .*timm\.layers"):
+        assert F.qk_norm(by_hand) is by_hand  # which normalizes already
 
     swin = ShiftedWindowAttention()
     by_hand.load_state_dict(swin.state_dict())
-    assert_close(qk_norm(swin)(x), by_hand(x, mask=torch.arange(5.0)))
+    assert_close(F.qk_norm(swin)(x), by_hand(x, mask=torch.arange(5.0)))
 
     of_torch = EncoderBlock()
     qkv = of_torch.self_attention
     by_hand.qkv.load_state_dict({"weight": qkv.in_proj_weight, "bias": qkv.in_proj_bias})
     between = x + qkv.out_proj(by_hand(x))
-    assert_close(qk_norm(of_torch)(x), between + of_torch.mlp(between))
+    assert_close(F.qk_norm(of_torch)(x), between + of_torch.mlp(between))
 
 
 def test_multihead_attention_that_returns_weights_is_refused():
@@ -315,12 +308,14 @@ def test_multihead_attention_that_returns_weights_is_refused():
     block.need_weights = True
 
     with pytest.raises(ValueError, match=r"qk_norm needs .* need_weights=False\), without masks"):
-        qk_norm(block)(tokens())
+        F.qk_norm(block)(tokens())
 
 
-@pytest.mark.parametrize("operate", [low_precision_layernorm, stochastic_depth, qk_norm, GATE])
+@pytest.mark.parametrize(
+    "operate", [F.low_precision_layernorm, F.stochastic_depth, F.qk_norm, GATE]
+)
 def test_warning_names_the_classes_of_both_libraries(operate):
-    with pytest.warns(NoEffectWarning, match=r"looked for .*\btimm\.") as record:
+    with pytest.warns(F.NoEffectWarning, match=r"looked for .*\btimm\.") as record:
         operate(nn.Sequential(nn.Linear(2, 2)))
     assert "torchvision.models." in str(record[0].message)
 
@@ -338,5 +333,5 @@ def test_scores_that_are_cosines_are_left():
     block = ShiftedWindowAttention()
     block.logit_scale = nn.Parameter(torch.ones(2, 1, 1))
 
-    with pytest.warns(NoEffectWarning, match="found nothing"):
-        assert qk_norm(block) is block
+    with pytest.warns(F.NoEffectWarning, match="found nothing"):
+        assert F.qk_norm(block) is block

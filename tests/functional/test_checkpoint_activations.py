@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 import composable.functional as F
+from tests.support import hugging_face
 
 PRODUCT = "aten.addmm.default"
 
@@ -142,14 +143,8 @@ def test_blocks_that_match_nothing_are_an_error_with_the_argument():
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_block_of_transformers_gets_no_cache(family):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = transformers.AutoConfig.for_model(
-        family, **sizes, intermediate_size=16, bos_token_id=1, eos_token_id=1, pad_token_id=0
-    )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).train()
-    ids = torch.arange(20).view(2, 10) % 16
+    pytest.importorskip("transformers")
+    model, ids = hugging_face.build(family, num_hidden_layers=3).train(), hugging_face.tokens(4)
 
     def gradients(one):
         one.zero_grad()
@@ -161,5 +156,5 @@ def test_a_block_of_transformers_gets_no_cache(family):
     assert all(map(torch.equal, gradients(changed), gradients(model)))
     with torch.no_grad():
         cache = model(ids).past_key_values
-    with pytest.raises(ValueError, match="the cache has 10 tokens"):
+    with pytest.raises(ValueError, match="the cache has 4 tokens"):
         changed(ids, past_key_values=cache)

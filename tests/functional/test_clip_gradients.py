@@ -15,9 +15,9 @@ INF, NAN = float("inf"), float("nan")
 every_method = pytest.mark.parametrize("method", ["norm", "value", "adaptive"])
 
 
-def tensors(seed=0):
-    generator = seeded(seed)
-    return [torch.randn(shape, generator=generator) for shape in [(4, 3, 2, 2), (5, 4), (5,), ()]]
+def tensors(seed=0, dtype=torch.float32):
+    generator, shapes = seeded(seed), [(4, 3, 2, 2), (5, 4), (5,), ()]
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
 def norm_of(grads):
@@ -25,14 +25,17 @@ def norm_of(grads):
 
 
 @pytest.mark.parametrize("threshold", [0.01, 1.0, 1e6])
-@pytest.mark.parametrize("name", ["norm", "value"])
-def test_agrees_with_torch(name, threshold):
-    params = [nn.Parameter(torch.zeros_like(grad)) for grad in tensors()]
-    for param, grad in zip(params, tensors(), strict=True):
-        param.grad = grad.clone()
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("norm", torch.float32), ("value", torch.float32), ("norm", torch.complex64)],
+)
+def test_agrees_with_torch(name, dtype, threshold):
+    params = [nn.Parameter(torch.zeros_like(grad)) for grad in tensors(dtype=dtype)]
+    for param, grad in zip(params, tensors(dtype=dtype), strict=True):
+        param.grad = grad
     getattr(nn.utils, f"clip_grad_{name}_")(params, threshold)
 
-    clipped = clip_gradients(tensors(), threshold=threshold, method=name)
+    clipped = clip_gradients(tensors(dtype=dtype), threshold=threshold, method=name)
 
     assert_close(clipped, [param.grad for param in params])
 
@@ -98,6 +101,38 @@ def test_containers_keep_their_type_and_none_stays(method, grads):
     assert type(clipped) is type(grads)
     pairs = [list(x.values()) if isinstance(x, dict) else list(x) for x in (grads, clipped)]
     assert str(pairs[0]) == str(pairs[1])
+
+
+@every_method
+@pytest.mark.parametrize("iterate", [iter, lambda held: (one for one in held)])
+def test_gradients_of_an_iterator_are_clipped_as_those_of_a_list(method, iterate):
+    grads, params = tensors(), tensors(1)
+    options = {"threshold": 0.1, "method": method}
+
+    found = clip_gradients(iterate(grads), params=iterate(params), **options)
+
+    assert type(found) is list
+    assert_close(found, clip_gradients(grads, params=params, **options), rtol=0, atol=0)
+
+
+@every_method
+def test_a_single_tensor_is_clipped_as_the_only_one(method):
+    grad, param, options = tensors()[0], tensors(1)[0], {"threshold": 0.1, "method": method}
+
+    found = clip_gradients(grad, params=param, **options)
+
+    assert_close([found], clip_gradients([grad], params=[param], **options), rtol=0, atol=0)
+
+
+def test_adaptive_clipping_of_complex_gradients_is_that_of_their_real_view():
+    grad, param = tensors(dtype=torch.complex64)[1], 0.1 * tensors(dtype=torch.complex64)[1]
+
+    found, real = (
+        clip_gradients(view(grad), threshold=0.5, method="adaptive", params=view(param))
+        for view in (lambda x: x, torch.view_as_real)
+    )
+
+    assert_close(torch.view_as_real(found), real)
 
 
 def test_parameters_are_found_by_name_in_any_order():

@@ -9,8 +9,13 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.testing import assert_close
 
+from composable.algorithms import Factorize
 from composable.functional import FactorizedLayer, NoEffectWarning, blurpool, factorize
+from composable.optim.building import update_param_groups
+from tests.support.models import seeded
+from tests.support.runs import make_trainer
 from tests.support.tensors import randn
+from tests.support.tensors import seeded as generator
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 small = partial(factorize, min_channels=0, min_features=0)
@@ -228,10 +233,120 @@ def test_attributes_modes_and_requires_grad_are_kept(flag):
     assert new.reduce.weight.requires_grad is new.expand.weight.requires_grad is flag
 
 
-def test_layers_of_a_pair_are_not_factorized_again():
-    once = small(nn.Sequential(nn.Linear(16, 16), nn.Conv2d(16, 16, 3)), latent_features=6)
+def test_factors_are_trained_with_the_options_of_their_layer():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    groups = [{"params": model[0].parameters(), "lr": 0.3}, {"params": model[1].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    new = small(model, latent_features=2)
 
-    assert small(once, latent_features=6) is once
+    update_param_groups([optimizer], model, new)
+
+    held = [set(group["params"]) for group in optimizer.param_groups]
+    assert held == [set(pair.parameters()) for pair in new]
+
+
+def test_defaults_of_the_algorithm_are_those_of_the_function():
+    wide = nn.Sequential(nn.Linear(512, 512), nn.Conv1d(512, 512, 3), nn.Linear(511, 512))
+    trainer = make_trainer(wide, algorithms=[Factorize(init="random")])
+
+    assert repr(trainer.state.model) == repr(factorize(wide, init="random"))
+
+
+# --- a pair that is factorized further ---
+
+LAYERS = {
+    "linear": lambda: nn.Linear(24, 32),
+    "linear without a bias": lambda: nn.Linear(24, 32, bias=False),
+    "conv": lambda: nn.Conv2d(24, 32, 3, 2, 1, padding_mode="circular"),
+    "groups": lambda: nn.Conv1d(24, 32, 3, groups=4),
+    "channels last": lambda: nn.Conv2d(24, 32, 3).to(memory_format=torch.channels_last),
+}
+
+
+def lower(model, units):
+    return small(model, latent_features=units, latent_channels=units)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_lower_rank_equals_that_of_the_whole_layer(name):
+    layer = seeded(LAYERS[name]).double().eval()
+    layer.register_forward_hook(lambda module, args, outputs: outputs * 2)
+    pair = lower(layer, 12)
+
+    further, direct = lower(pair, 8), lower(layer, 8)
+
+    shape = (2, 24, 8, 8) if "conv" in name or "last" in name else (2, 24, 8)
+    x = randn(*((2, 24) if "linear" in name else shape), dtype=torch.float64)
+    assert_close(further(x), direct(x))
+    assert further.state_dict().keys() == direct.state_dict().keys()
+    assert further.reduce.weight.stride() == direct.reduce.weight.stride()
+    assert further.expand.bias is layer.bias
+    assert not further.training
+    assert not further.reduce.training
+
+
+@pytest.mark.parametrize("units", [6, 8])
+def test_same_or_higher_rank_changes_nothing(units):
+    once = lower(nn.Sequential(nn.Linear(16, 16), nn.Conv2d(16, 16, 3)), 6)
+
+    assert lower(once, units) is once
+
+
+def test_frozen_pair_stays_frozen():
+    pair = lower(nn.Linear(24, 32).requires_grad_(False), 12)
+
+    assert not any(p.requires_grad for p in lower(pair, 8).parameters())
+
+
+# --- weights that are fitted approximately, or drawn ---
+
+DRAWN = [
+    lambda: nn.Linear(96, 64),
+    lambda: nn.Conv2d(64, 96, 3, padding=1),
+    lambda: nn.Conv1d(64, 128, 3, groups=2, dtype=torch.float64),
+]
+
+
+def decaying(layer):
+    """Give the weight singular values that decay, as those of trained layers do."""
+    with torch.no_grad():
+        matrix = layer.weight.flatten(1)
+        u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+        s = 1 / (1 + torch.arange(len(s), dtype=s.dtype))
+        layer.weight.copy_((u * s @ vh).reshape(layer.weight.shape))
+    return layer
+
+
+@pytest.mark.parametrize("build", DRAWN)
+def test_randomized_fit_is_nearly_the_best(build, still_generators):
+    layer = decaying(seeded(build))
+
+    best, near, again = (small(layer, init=i) for i in ("svd", *2 * ["randomized"]))
+
+    error, least = (torch.linalg.vector_norm(n.weight - layer.weight) for n in (near, best))
+    assert least <= error * (1 + 1e-5)
+    assert error < 1.02 * least
+    assert torch.equal(near.weight, again.weight)
+    assert near.reduce.weight.shape == best.reduce.weight.shape
+
+
+@pytest.mark.parametrize("build", DRAWN)
+def test_random_weights_are_drawn_as_new_layers_draw_them(build):
+    layer = seeded(build)
+
+    new = small(layer, init="random", generator=generator(3))
+
+    for part in (new.reduce, new.expand):
+        bound = part.weight[0].numel() ** -0.5
+        assert 0.8 * bound < part.weight.abs().max() <= bound
+        assert part.weight.dtype == layer.weight.dtype
+    assert new.bias is layer.bias
+
+
+def test_random_weights_need_no_values_to_fit():
+    layer = nn.Linear(64, 64, device="meta")
+
+    assert small(layer, init="random").reduce.weight.is_meta
 
 
 # --- invalid arguments ---

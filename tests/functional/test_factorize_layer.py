@@ -127,26 +127,3 @@ def test_weights_of_16_bits_are_fitted_in_float32(dtype):
     torch.testing.assert_close(pair(inputs), layer(inputs), atol=0.02, rtol=0.02)
     assert {one.dtype for one in pair.parameters()} == {dtype}
     assert not any(one.requires_grad for one in pair.parameters())
-
-
-LINEAR, X = nn.Linear(4, 3), torch.ones(5, 4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((nn.ReLU(), X), "layer must be a Linear, Conv1d"),
-        ((nn.Linear(4, 3, device="meta"), X), "layer.weight must have values"),
-        ((LINEAR, X, None, 4), "rank=4 must be at most 3"),
-        ((LINEAR, torch.ones(5, 3)), r"inputs of shape \(5, 3\) must be a batch of inputs of"),
-        ((LINEAR, X / 0), "inputs must have values, and all must be finite"),
-        ((LINEAR, X[:0]), "inputs must have values"),
-        ((LINEAR, X, X), r"targets has shape \(5, 4\) and must have \(5, 3\)"),
-        ((LINEAR, X, X[:, :3] * torch.nan), "targets must have values, and all must be finite"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    layer, inputs, targets, rank = (*arguments, *(None, 1)[len(arguments) - 2 :])
-
-    with pytest.raises((TypeError, ValueError), match=message):
-        factorize_layer(layer, inputs, targets, rank=rank)

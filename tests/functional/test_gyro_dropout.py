@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from composable.algorithms import GyroDropout
 from composable.functional import GyroDropoutLayer, gyro_dropout
+from tests.support.data import batches, stream
+from tests.support.runs import make_trainer
 from tests.support.tensors import seeded
 
 
@@ -110,8 +113,35 @@ def test_layers_of_a_model_have_different_masks():
 def test_masks_of_a_seed_match_known_values():
     kept = (layer(sigma=4, tau=2, stay=1)(torch.ones(2, 16)) != 0).int().tolist()
 
-    assert layer().seed.item() == PINNED[0]
-    assert ["".join(map(str, row)) for row in kept] == PINNED[1:]
+    assert layer().seed.item() == 608416988
+    assert ["".join(map(str, row)) for row in kept] == ["0001101011110100", "0010001001000111"]
 
 
-PINNED = [608416988, "0001101011110100", "0010001001000111"]
+# --- the algorithm ---
+
+OPTIONS = {"sigma": 4, "tau": 2}
+
+
+@pytest.mark.parametrize(("duration", "stay"), [("2ep", 3), ("6ba", 3), ("12ba", 6)])
+def test_masks_are_spread_over_the_batches_of_the_run(duration, stay):
+    trainer = make_trainer(
+        nn.Sequential(nn.Dropout(), nn.Linear(4, 3)),
+        algorithms=[GyroDropout(**OPTIONS)],
+        max_duration=duration,
+    )
+
+    assert trainer.state.model[0].stay == stay
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_duration": None}, "max_duration='None' must be in epochs or batches"),
+        ({"max_duration": "1h"}, "must be in epochs or batches, over which GyroDropout"),
+        ({"train_dataloader": stream()}, "because the loader has no length"),
+    ],
+)
+def test_rejects_runs_of_unknown_length(changes, message):
+    arguments = {"train_dataloader": batches(12), **changes}
+    with pytest.raises(ValueError, match=message):
+        make_trainer(nn.Sequential(nn.Dropout()), algorithms=[GyroDropout()], **arguments)

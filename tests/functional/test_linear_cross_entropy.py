@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy, linear
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.runs import make_trainer
 
 ROWS, FEATURES, CLASSES = 10, 6, 7
 
@@ -27,16 +26,25 @@ def capped(logits, softcap):
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def both(chunk_size, tensors, targets, softcap=None, **options):
+def losses(targets, *, softcap=None, chunk_size=4, **options):
+    """Return the loss of the function, and that of torch, as functions of the tensors."""
+
+    def ours(x, weight, bias=None):
+        how = {"bias": bias, "softcap": softcap, "chunk_size": chunk_size}
+        return F.linear_cross_entropy(x, weight, targets, **how, **options)
+
+    def theirs(x, weight, bias=None):
+        return cross_entropy(capped(linear(x, weight, bias), softcap), targets, **options)
+
+    return ours, theirs
+
+
+def both(tensors, targets, **options):
     """Return loss and gradients of a weighted sum: those of the function, and those of torch."""
-    x, weight, bias = tensors
-    ours = F.linear_cross_entropy(
-        x, weight, targets, bias=bias, chunk_size=chunk_size, softcap=softcap, **options
-    )
-    theirs = cross_entropy(capped(linear(x, weight, bias), softcap), targets, **options)
     needed = [t for t in tensors if t is not None]
     results = []
-    for loss in (ours, theirs):
+    for function in losses(targets, **options):
+        loss = function(*tensors)
         shares = torch.arange(1.0, loss.numel() + 1, dtype=loss.dtype).reshape(loss.shape)
         results.append((loss, torch.autograd.grad((loss * shares).sum(), needed)))
     return results
@@ -47,13 +55,9 @@ def both(chunk_size, tensors, targets, softcap=None, **options):
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("bias", "softcap"), [(False, None), (True, None), (True, 1.5)])
 def test_equals_the_loss_of_all_logits(chunk_size, reduction, label_smoothing, bias, softcap):
-    ours, theirs = both(
-        chunk_size,
-        *arguments(bias=bias),
-        softcap=softcap,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
+    options = {"reduction": reduction, "label_smoothing": label_smoothing, "softcap": softcap}
+
+    ours, theirs = both(*arguments(bias=bias), chunk_size=chunk_size, **options)
 
     assert_close(ours, theirs)
 
@@ -75,11 +79,9 @@ def test_equals_that_of_torch_in_chunks(label_smoothing):
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_second_derivatives_are_those_of_all_logits(softcap):
     tensors, targets = arguments()
+    ours, _ = losses(targets, softcap=softcap)
 
-    def loss(x, weight, bias):
-        return F.linear_cross_entropy(x, weight, targets, bias=bias, chunk_size=4, softcap=softcap)
-
-    assert torch.autograd.gradgradcheck(loss, tensors)
+    assert torch.autograd.gradgradcheck(ours, tensors)
 
 
 def test_rows_without_a_label_change_nothing():
@@ -95,10 +97,10 @@ def test_rows_without_a_label_change_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_sums_chunks_in_float32(dtype):
-    (x, weight, bias), targets = arguments(dtype)
-    (ours, grads), _ = both(1, (x, weight, bias), targets)
-    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    (_, expected), _ = both(1, exact, targets)
+    tensors, targets = arguments(dtype)
+    (ours, grads), _ = both(tensors, targets, chunk_size=1)
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    (_, expected), _ = both(exact, targets, chunk_size=1)
 
     assert ours.dtype == dtype
     assert [g.dtype for g in grads] == [dtype] * 3
@@ -107,9 +109,8 @@ def test_low_precision_sums_chunks_in_float32(dtype):
 
 
 def test_autocast_is_that_of_torch():
-    tensors, targets = arguments(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        (ours, grads), (theirs, expected) = both(4, tensors, targets)
+        (ours, grads), (theirs, expected) = both(*arguments(torch.float32))
 
     assert ours.dtype == theirs.dtype == torch.float32
     assert_close(ours, theirs)
@@ -136,52 +137,6 @@ def test_no_tensor_of_all_logits_is_made(softcap):
         ).backward()
 
     assert largest == x.numel()
-
-
-class Scored(nn.Module):
-    """A model that returns hidden states, and defines its loss."""
-
-    def __init__(self, chunked):
-        super().__init__()
-        torch.manual_seed(0)
-        self.hidden, self.head, self.chunked = nn.Linear(4, 5), nn.Linear(5, 3), chunked
-
-    def forward(self, batch):
-        return self.hidden(batch[0]).relu()
-
-    def loss(self, outputs, batch):
-        if self.chunked:
-            return F.linear_cross_entropy(
-                outputs, self.head.weight, batch[1], bias=self.head.bias, chunk_size=3
-            )
-        return cross_entropy(self.head(outputs), batch[1])
-
-
-def test_model_that_defines_its_loss_trains_as_with_all_logits():
-    chunked, plain = (
-        make_trainer(Scored(which), loss_fn=None).fit().model.state_dict()
-        for which in (True, False)
-    )
-
-    assert_close(chunked, plain)
-    assert not torch.equal(chunked["head.weight"], Scored(True).head.weight)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"inputs": torch.zeros(3)}, r"inputs must be \[..., features\], .* inputs \(3,\)"),
-        ({"weight": torch.zeros(2, 5)}, r"weight \(2, 5\)"),
-        ({"targets": torch.zeros(3, 1).long()}, r"targets \(3, 1\)"),
-        ({"bias": torch.zeros(3)}, r"bias \(3,\)"),
-        ({"targets": torch.zeros(3)}, "targets must be class indices of an integer dtype"),
-        ({"weight": torch.zeros(2, 4).long()}, "weight must have a floating-point dtype"),
-    ],
-)
-def test_rejects_shapes_and_dtypes_that_do_not_match(given, message, unchecked):
-    valid = {"inputs": torch.zeros(3, 4), "weight": torch.zeros(2, 4)}
-    with pytest.raises(ValueError, match=message):
-        F.linear_cross_entropy(**{**valid, "targets": torch.zeros(3).long(), **given})
 
 
 @pytest.mark.parametrize("low", ["inputs", "weight", "bias"])
@@ -224,43 +179,21 @@ def test_forward_mode_is_that_of_all_logits(label_smoothing, softcap, which):
 
     def along(loss):
         def of(*some):
-            changed = [*given]
-            for i, one in zip(which, some, strict=True):
-                changed[i] = one
-            return loss(*changed)
+            return loss(*(dict(zip(which, some, strict=True)).get(i, given[i]) for i in range(3)))
 
         return torch.func.jvp(of, tuple(given[i] for i in which), tuple(tangents))
 
-    ours = along(
-        lambda x, weight, bias: F.linear_cross_entropy(
-            x,
-            weight,
-            targets,
-            bias=bias,
-            label_smoothing=label_smoothing,
-            softcap=softcap,
-            chunk_size=4,
-        )
-    )
-    theirs = along(
-        lambda x, weight, bias: cross_entropy(
-            capped(linear(x, weight, bias), softcap), targets, label_smoothing=label_smoothing
-        )
-    )
+    ours, theirs = map(along, losses(targets, label_smoothing=label_smoothing, softcap=softcap))
 
     assert_close(ours, theirs)
 
 
 def test_hessian_is_that_of_all_logits():
     (x, weight, bias), targets = arguments()
-    x, bias = x.detach(), bias.detach()
 
     ours, theirs = (
-        torch.func.hessian(loss)(weight.detach())
-        for loss in (
-            lambda w: F.linear_cross_entropy(x, w, targets, bias=bias, chunk_size=4),
-            lambda w: cross_entropy(linear(x, w, bias), targets),
-        )
+        torch.func.hessian(lambda w, loss=loss: loss(x.detach(), w, bias.detach()))(weight.detach())
+        for loss in losses(targets)
     )
 
     assert_close(ours, theirs)

@@ -1,17 +1,18 @@
 """Norms in low precision, under autocast and without it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import group_norm, layer_norm
 from torch.testing import assert_close
 
-from composable.functional import (
-    LowPrecisionLayerNormLayer,
-    low_precision_groupnorm,
-    low_precision_layernorm,
-)
+import composable.functional as F
+from composable.algorithms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
 from composable.testing import NoSync
+from tests.support.models import CLASSES
+from tests.support.runs import make_trainer
 from tests.support.tensors import randn, seeded
 
 LOW = [torch.float16, torch.bfloat16]
@@ -39,7 +40,7 @@ def lowered(x, norm, dtype):
 
 
 BOTH = pytest.mark.parametrize(
-    ("operate", "build"), [(low_precision_layernorm, layers), (low_precision_groupnorm, groups)]
+    ("operate", "build"), [(F.low_precision_layernorm, layers), (F.low_precision_groupnorm, groups)]
 )
 
 
@@ -78,9 +79,9 @@ def test_precision_is_used_without_autocast_and_overrides_it(operate, build, dty
 @pytest.mark.parametrize(
     ("operate", "build", "option"),
     [
-        (low_precision_layernorm, layers, "elementwise_affine"),
-        (low_precision_layernorm, layers, "bias"),
-        (low_precision_groupnorm, groups, "affine"),
+        (F.low_precision_layernorm, layers, "elementwise_affine"),
+        (F.low_precision_layernorm, layers, "bias"),
+        (F.low_precision_groupnorm, groups, "affine"),
     ],
 )
 def test_works_without_affine_parameters(operate, build, option):
@@ -91,9 +92,9 @@ def test_works_without_affine_parameters(operate, build, option):
 
 
 def test_other_normalizations_are_not_replaced():
-    new = low_precision_layernorm(nn.Sequential(nn.LayerNorm(6), nn.GroupNorm(2, 6)))
+    new = F.low_precision_layernorm(nn.Sequential(nn.LayerNorm(6), nn.GroupNorm(2, 6)))
 
-    assert [type(layer) for layer in new] == [LowPrecisionLayerNormLayer, nn.GroupNorm]
+    assert [type(layer) for layer in new] == [F.LowPrecisionLayerNormLayer, nn.GroupNorm]
 
 
 @BOTH
@@ -108,9 +109,44 @@ def test_vmap_under_autocast_matches_loop_and_does_not_wait(operate, build):
 
 @pytest.mark.compile
 def test_compiles_into_one_graph_under_autocast():
-    model, x = low_precision_layernorm(layers()), randn(3, 4, 6)
+    model, x = F.low_precision_layernorm(layers()), randn(3, 4, 6)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
 
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(compiled(x), model(x))
     assert_close(compiled(x), model(x))
+
+
+# --- norms that have no effect in training ---
+
+NORMS = pytest.mark.parametrize(
+    ("algorithm", "norm"),
+    [
+        (LowPrecisionLayerNorm, partial(nn.LayerNorm, 4)),
+        (LowPrecisionGroupNorm, partial(nn.GroupNorm, 2, 4)),
+    ],
+)
+
+
+class InAutocast(nn.Sequential):
+    def forward(self, inputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(inputs).float()
+
+
+@NORMS
+def test_warns_once_without_autocast(algorithm, norm):
+    shared = norm()
+    model = nn.Sequential(shared, nn.Linear(4, 4), shared, nn.Linear(4, CLASSES))
+    with pytest.warns(F.NoEffectWarning, match="there is no autocast.*precision=") as caught:
+        make_trainer(model, algorithms=[algorithm()]).fit()
+
+    assert len(caught) == 1
+
+
+@NORMS
+def test_does_not_warn_if_it_has_an_effect(algorithm, norm):
+    make_trainer(InAutocast(norm(), nn.Linear(4, CLASSES)), algorithms=[algorithm()]).fit()
+    plain = nn.Sequential(norm(), nn.Linear(4, CLASSES))
+    make_trainer(plain, algorithms=[algorithm(torch.bfloat16)]).fit()
+    F.low_precision_layernorm(nn.LayerNorm(4))(torch.rand(2, 4))  # a function does not warn

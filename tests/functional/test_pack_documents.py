@@ -106,17 +106,6 @@ def test_loss_of_the_rows_is_that_of_the_documents(causal, sizes):
     )
 
 
-def test_documents_that_see_each_other_have_another_loss():
-    with seed_context(0):
-        model = Model().double()
-    packed = F.pack_documents(documents_of([4, 5]), LENGTH, shift_labels=True)
-    mixed = {**packed, "document_ids": torch.ones_like(packed["document_ids"])}
-
-    ours, theirs = (loss_and_gradients(model, [one], True)[0] for one in (packed, mixed))
-
-    assert not torch.isclose(ours, theirs)
-
-
 def test_masks_and_bounds_agree():
     numbers = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
     bounds = F.cumulative_lengths(numbers).tolist()
@@ -164,33 +153,6 @@ def test_gpt2_has_the_loss_of_the_documents(positions):
         cross_entropy(model(d[None]).logits[0, :-1], d[1:], reduction="sum") for d in documents
     ]
     assert_close(ours, sum(apart) / sum(len(d) - 1 for d in documents))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: F.pack_documents([], 4), "documents=.. must have at least one document"),
-        (
-            lambda: F.pack_documents([torch.zeros(2, 2).long()], 4),
-            r"documents\[0\] must have one d",
-        ),
-        (
-            lambda: F.pack_documents(documents_of([5]), 4),
-            r"lengths\[0\]=5 must be at most length=4",
-        ),
-        (
-            lambda: F.pack_documents([torch.zeros(0).long()], 4),
-            r"lengths\[0\]=0 must be at least 1",
-        ),
-        (
-            lambda: F.pack_documents([*documents_of([1]), torch.zeros(2).int()], 4),
-            r"documents\[1\] must be torch.int64 on cpu, as documents\[0\], not torch.int32",
-        ),
-    ],
-)
-def test_rejects_documents_that_do_not_fit(call, message, unchecked):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

@@ -83,29 +83,6 @@ def test_low_precision_rounds_the_result_once(dtype):
     assert torch.equal(new, F.rotary_embedding(x.float(), past=4000).to(dtype))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"past": 1, "positions": torch.arange(3)}, "past=1 must be 0 if positions are passed"),
-        ({"positions": torch.arange(2)}, r"positions must broadcast to \(3,\), .* not \(2,\)"),
-        ({"inputs": torch.zeros(3, 4).long()}, r"inputs must be queries or keys .*torch.int64"),
-    ],
-)
-def test_rejects_arguments_that_exclude_each_other(given, message):
-    with pytest.raises(ValueError, match=message):
-        F.rotary_embedding(**{"inputs": torch.zeros(3, 4), **given})
-
-
-@pytest.mark.parametrize(
-    "sizes", [((3, 2), (3, 1)), ((3, 3), (3, 3)), ((2, 1), (2, 1)), ((1, 3, 1), (1, 3, 1))]
-)
-def test_rejects_tables_that_do_not_fit(sizes, unchecked):
-    with pytest.raises(ValueError, match=r"cos and sin must have one shape.* at most 2 pairs"):
-        F.rotate_pairs(torch.zeros(3, 4), *map(torch.zeros, sizes))
-    with pytest.raises(ValueError, match="size=3 must be even"):
-        F.rotary_tables(torch.arange(2), 3)
-
-
 @LAYOUTS
 def test_equals_the_models_of_hugging_face(interleaved):
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")

@@ -88,23 +88,40 @@ def test_a_mask_whose_meaning_is_not_known_is_refused(name):
         set_sequence_length(texts, 3)
 
 
-def test_labels_of_an_unknown_name_are_refused_in_pieces_and_may_be_passed():
-    texts = {"tokens": torch.arange(10).reshape(2, 5), "tags": torch.arange(10).reshape(2, 5)}
+IDS = torch.arange(10).reshape(2, 5)
 
-    with pytest.raises(ValueError, match=r"'tags' of torch\.int64 must be signed integers that"):
-        set_sequence_length(texts, 3, truncate=False)
 
-    short = set_sequence_length(texts, 3, truncate=False, labels=texts["tags"])
+@pytest.mark.parametrize(
+    ("labels", "dtype"),
+    [
+        ({"tags": IDS}, "int64"),  # of an unknown name
+        ({"labels": IDS.byte()}, "uint8"),  # without room for ignored tokens
+        ({"labels": IDS.float()}, "float32"),
+        ({"labels": IDS.float(), "attention_mask": torch.ones(2, 5)}, "float32"),
+    ],
+)
+def test_labels_that_segments_cannot_share_are_refused(labels, dtype):
+    name = next(iter(labels))
+
+    with pytest.raises(ValueError, match=rf"'{name}' of torch\.{dtype} must be signed integers"):
+        set_sequence_length({"input_ids": IDS, **labels}, 3, truncate=False)
+
+    whole = set_sequence_length({"input_ids": IDS, **labels}, 5, truncate=False)
+    assert torch.equal(whole[name], labels[name])
+
+
+def test_labels_of_an_unknown_name_may_be_passed():
+    short = set_sequence_length({"tokens": IDS, "tags": IDS}, 3, truncate=False, labels=IDS)
+
     assert short["tags"][:2].tolist() == [[0, 1, 2], [-100, 3, 4]]
 
 
-def test_pieces_of_regression_targets_must_not_overlap():
+def test_regression_targets_are_split_into_pieces_that_do_not_overlap():
     texts = {"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
 
     assert set_sequence_length(texts, 2, truncate=False)["labels"].tolist() == [[1, 2], [3, 4]]
-    for length, more in [(3, {}), (2, {"attention_mask": torch.ones(1, 4)})]:
-        with pytest.raises(ValueError, match=r"'labels' of torch\.float32 must be signed integers"):
-            set_sequence_length({**texts, **more}, length, truncate=False)
+    with pytest.raises(ValueError, match=r"'labels' of torch\.float32 must be signed integers"):
+        set_sequence_length({**texts, "attention_mask": torch.ones(1, 4)}, 2, truncate=False)
 
 
 @all_options
@@ -216,15 +233,6 @@ def test_rounding_delays_no_step(total):
     for k in range(total):
         exact = min(1 + Fraction(k, total) / Fraction("0.3") * 30 // 1, 31)
         assert warmed_up_length(k / total, **options) == exact
-
-
-def test_labels_without_room_for_ignored_tokens_are_refused_where_segments_overlap():
-    batch = {"input_ids": torch.arange(10).reshape(2, 5), "labels": torch.ones(2, 5).byte()}
-
-    with pytest.raises(ValueError, match=r"'labels' of torch\.uint8 must be signed integers"):
-        set_sequence_length(batch, 3, truncate=False)
-
-    assert set_sequence_length(batch, 5, truncate=False)["labels"].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("of_padding", [True, 1, 1.0, -torch.inf])

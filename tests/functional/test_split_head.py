@@ -1,5 +1,7 @@
 """Embedding and head: tied like one weight until the split, and apart from then on."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ import composable.functional as F
 from composable.algorithms import GradientClipping, SplitHead
 from tests.support.hugging_face import build, build_class, tokens
 from tests.support.models import language_model, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import LANGUAGE, adam, sgd
 
 
@@ -51,13 +54,8 @@ def test_states_of_the_optimizer_are_equal_at_the_split_and_the_weights_differ_a
 
 
 def test_a_run_that_resumes_before_or_after_the_split_equals_one_that_does_not(tmp_path):
-    options = {"duration": None, "seed": 3, "save_folder": tmp_path, "save_interval": "1ba"}
-    whole = weights(train("3ba", **options).model)
-    for place in ("ep0-ba2", "ep1-ba5"):
-        resumed = train("3ba", seed=3, duration=None, load_path=tmp_path / place)
-
-        for name, tensor in weights(resumed.model).items():
-            assert torch.equal(whole[name], tensor), (place, name)
+    for batch in (2, 5):
+        resumes_exactly(partial(train, "3ba", duration=None), tmp_path / str(batch), batch)
 
 
 def test_clipping_sees_the_sum():

@@ -2,20 +2,24 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from composable.functional import (
-    ResidualBlock,
-    ghost_batchnorm,
-    scale_drop_rates,
-    stochastic_depth,
-)
+import composable.functional as F
+from composable import Event, State, chain
+from composable.algorithms import EMA, StochasticDepth
+from composable.integrations import adapt_loop
 from tests.support import hugging_face
+from tests.support.data import batches
+from tests.support.models import CLASSES, same, seeded, weights
+from tests.support.observers import Watch
+from tests.support.runs import make_trainer, sgd
 from tests.support.tensors import randn
 
 
@@ -95,7 +99,7 @@ def test_rates_grow_with_the_depth_or_are_uniform(distribution, expected):
     shared = Block()
     model = nn.Sequential(shared, nn.Sequential(Block(), Block()), Block(), shared)
 
-    new = stochastic_depth(model, target=Block, drop_rate=0.4, drop_distribution=distribution)
+    new = F.stochastic_depth(model, target=Block, drop_rate=0.4, drop_distribution=distribution)
 
     assert rates(new) == pytest.approx(expected)
 
@@ -107,14 +111,14 @@ def test_known_blocks_match_the_formula(kind, shortcut, method):
     block, x = block_of(kind, shortcut), randn(3, 4, 5, 5)
     before, dropped = x.clone(), torch.relu(copy.deepcopy(block).shortcut(x))
 
-    always = stochastic_depth(block, method=method, drop_rate=1.0)
+    always = F.stochastic_depth(block, method=method, drop_rate=1.0)
 
     assert_close(always(x), dropped)
     assert torch.equal(x, before)
     assert (method == "block") == (always.bn2.num_batches_tracked == 0)  # isn't even computed
     assert not shortcut or always.downsample[1].num_batches_tracked == 1
-    new = stochastic_depth(block.eval(), method=method, drop_rate=0.3)
-    again = ghost_batchnorm(copy.deepcopy(new), ghost_batch_size=2)
+    new = F.stochastic_depth(block.eval(), method=method, drop_rate=0.3)
+    again = F.ghost_batchnorm(copy.deepcopy(new), ghost_batch_size=2)
     expected = torch.relu(block.shortcut(x) + 0.7 * block.residual(x))
     assert_close([new(x), again(x)], [expected] * 2)
     assert isinstance(new, kind)
@@ -124,7 +128,7 @@ def test_known_blocks_match_the_formula(kind, shortcut, method):
 @METHODS
 def test_evaluation_returns_the_mean_of_training(method):
     block, x = Block().double(), randn(1, 4, dtype=torch.float64)
-    new = stochastic_depth(block, target=Block, method=method, drop_rate=0.4)
+    new = F.stochastic_depth(block, target=Block, method=method, drop_rate=0.4)
 
     mean = torch.stack([new(x) for _ in range(4000)]).mean(0)
 
@@ -136,7 +140,7 @@ def test_drop_rate_of_zero_returns_the_model():
     model = nn.Sequential(Block(), block_of(OfTorchvision))
 
     for options in ({"target": Block}, {"target": [Block, OfTorchvision]}, {}):
-        assert stochastic_depth(model, drop_rate=0, **options) is model
+        assert F.stochastic_depth(model, drop_rate=0, **options) is model
 
 
 @METHODS
@@ -145,9 +149,9 @@ def test_drop_rate_of_zero_returns_the_model():
 )
 def test_scale_of_zero_computes_what_the_block_did(build, x, method):
     block = build()
-    model = stochastic_depth(block, target=type(block), method=method, drop_rate=1.0)
+    model = F.stochastic_depth(block, target=type(block), method=method, drop_rate=1.0)
 
-    new = scale_drop_rates(model, 0.0)
+    new = F.scale_drop_rates(model, 0.0)
 
     for mode in (False, True):
         assert torch.equal(copy.deepcopy(new).train(mode)(x), copy.deepcopy(block).train(mode)(x))
@@ -157,14 +161,14 @@ def test_scale_is_relative_to_the_original_rates_of_the_selected_classes():
     class Other(Block):
         pass
 
-    model = stochastic_depth(nn.Sequential(Other(), Block()), target=Other, drop_rate=0.5)
-    half = stochastic_depth(scale_drop_rates(model, 0.5), target=Block, drop_rate=0.4)
+    model = F.stochastic_depth(nn.Sequential(Other(), Block()), target=Other, drop_rate=0.5)
+    half = F.stochastic_depth(F.scale_drop_rates(model, 0.5), target=Block, drop_rate=0.4)
 
     assert rates(model) == [0.5]
     assert rates(half) == [0.25, 0.4]
-    assert rates(scale_drop_rates(half, 1.0)) == [0.5, 0.4]
-    assert rates(scale_drop_rates(half, 0.5, target=Block)) == [0.25, 0.2]
-    assert scale_drop_rates(half, 0.5, target=[Other]) is half
+    assert rates(F.scale_drop_rates(half, 1.0)) == [0.5, 0.4]
+    assert rates(F.scale_drop_rates(half, 0.5, target=Block)) == [0.25, 0.2]
+    assert F.scale_drop_rates(half, 0.5, target=[Other]) is half
     assert next(half.parameters()) is next(model.parameters())
 
 
@@ -179,13 +183,13 @@ def test_takes_a_description_of_a_block(extra):
             return torch.tanh(x[..., :2] + factor * self.branch(x))
 
     block, x = Scaled(), randn(3, 4)
-    description = ResidualBlock(
+    description = F.ResidualBlock(
         Scaled,
         shortcut=lambda block, x: torch.tanh(x[..., :2]),
         residual=(lambda block: block.branch) if extra else None,
     )
-    new = stochastic_depth(block, target=description, drop_rate=0.3)
-    always = stochastic_depth(block, target=description, drop_rate=1.0)
+    new = F.stochastic_depth(block, target=description, drop_rate=0.3)
+    always = F.stochastic_depth(block, target=description, drop_rate=1.0)
 
     inside = torch.tanh(x[..., :2] + 2 * 0.7 * block.branch(x))
     around = 0.3 * torch.tanh(x[..., :2]) + 0.7 * block(x, factor=2.0)
@@ -205,7 +209,7 @@ def test_rejects_blocks_that_are_no_sum_with_their_inputs(change, error, message
         def forward(self, x):
             return change(super().forward(x))
 
-    new = stochastic_depth(Other(4, 8), target=Other, drop_rate=1e-9)
+    new = F.stochastic_depth(Other(4, 8), target=Other, drop_rate=1e-9)
     with pytest.raises(error, match=f"{message}.* target=ResidualBlock"):
         new(randn(3, 4))
 
@@ -217,11 +221,12 @@ def test_blocks_and_examples_are_dropped_independently_under_vmap(kind):
         block.bn1.eval(), block.bn2.eval()
     x = randn(20, 2, *(4,) * (1 if kind is Block else 3))
     kept, dropped = (
-        stochastic_depth(block, target=kind, drop_rate=rate)(x.flatten(0, 1)) for rate in (0.0, 1.0)
+        F.stochastic_depth(block, target=kind, drop_rate=rate)(x.flatten(0, 1))
+        for rate in (0.0, 1.0)
     )
 
     for method in ("block", "sample"):
-        new = stochastic_depth(block, target=kind, drop_rate=0.5, method=method)
+        new = F.stochastic_depth(block, target=kind, drop_rate=0.5, method=method)
         outputs = torch.func.vmap(new, randomness="different")(x).flatten(0, 1)
 
         is_kept, is_dropped = (
@@ -238,7 +243,7 @@ def test_blocks_and_examples_are_dropped_independently_under_vmap(kind):
 def test_torch_encoder_ignores_padding_in_evaluation(method):
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
-    new = stochastic_depth(encoder, target=nn.TransformerEncoderLayer, method=method).eval()
+    new = F.stochastic_depth(encoder, target=nn.TransformerEncoderLayer, method=method).eval()
     x, padding = randn(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
 
     expected = new(x, src_key_padding_mask=padding)
@@ -255,7 +260,7 @@ def test_outputs_under_autocast_have_the_dtype_of_the_block(method):
             return super().forward(x).float()
 
     block = Summed()
-    new, x = stochastic_depth(block, target=Summed, method=method), randn(3, 4).bfloat16()
+    new, x = F.stochastic_depth(block, target=Summed, method=method), randn(3, 4).bfloat16()
 
     with torch.autocast("cpu", torch.bfloat16):
         expected, outputs = block(x), new.eval()(x)
@@ -263,24 +268,6 @@ def test_outputs_under_autocast_have_the_dtype_of_the_block(method):
 
     assert outputs.dtype is torch.float32
     assert_close(outputs, torch.lerp(shortcut, expected, 0.8))
-
-
-@METHODS
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_layers_of_hugging_face(family, method):
-    pytest.importorskip("transformers")
-    model, ids = hugging_face.build(family), hugging_face.tokens(3)
-
-    new = stochastic_depth(model, method=method, drop_rate=0.5)
-    always = stochastic_depth(model, method=method, drop_rate=1.0, drop_distribution="uniform")
-    dropped, plain, hidden = (
-        one.eval()(ids, output_hidden_states=True).hidden_states for one in (always, model, new)
-    )
-
-    assert rates(new) == [0.25, 0.5]
-    assert_close(dropped[0], dropped[1])
-    assert_close(scale_drop_rates(new, 0.0).eval()(ids).logits, model(ids).logits)
-    assert_close(hidden[1], torch.lerp(plain[0], plain[1], 0.75))
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 12}
@@ -300,6 +287,8 @@ SWIN = {
     "window_size": 2,
 }
 FAMILIES = {
+    "BertModel": (WORDS, ["input_ids"], 2),
+    "GPT2Model": (WORDS, ["input_ids"], 2),
     "GemmaForCausalLM": (WORDS | {"num_key_value_heads": 1, "head_dim": 4}, ["input_ids"], 2),
     "PhiForCausalLM": (WORDS, ["input_ids"], 2),
     "ViTModel": (SIZES | IMAGES, ["pixel_values"], 2),
@@ -340,7 +329,7 @@ def test_layers_of_more_families(name, method):
     model = hugging_face.build_class(name, **options)
     batch = batch_of(inputs)
     options = {"method": method, "drop_distribution": "uniform"}
-    half, always = (stochastic_depth(model, drop_rate=rate, **options) for rate in (0.5, 1.0))
+    half, always = (F.stochastic_depth(model, drop_rate=rate, **options) for rate in (0.5, 1.0))
     blocks = [name for name, one in half.named_modules() if hasattr(one, "dropping")]
 
     hidden, outputs = first_call(model, blocks[0], batch)
@@ -348,15 +337,107 @@ def test_layers_of_more_families(name, method):
     assert_close(first_call(half, blocks[0], batch)[1], torch.lerp(hidden, outputs, 0.5))
     for training in (True, False):
         assert_close(*first_call(always.train(training), blocks[-1], batch))
-    assert_close(scale_drop_rates(half, 0.0)(**batch)[0], model(**batch)[0])
+    assert_close(F.scale_drop_rates(half, 0.0)(**batch)[0], model(**batch)[0])
 
 
 def test_dropped_block_of_t5_gives_its_biases_to_the_others():
     pytest.importorskip("transformers")
     model = hugging_face.build_class("T5EncoderModel", **T5)
-    new = stochastic_depth(model, drop_rate=1.0, drop_distribution="uniform").train()
+    new = F.stochastic_depth(model, drop_rate=1.0, drop_distribution="uniform").train()
     seen = []
     new.encoder.block[1].register_forward_pre_hook(lambda _, args: seen.append(args[2]))
 
     new(hugging_face.tokens(4))
     assert seen[0].unique().numel() > 1
+
+
+# --- the algorithm ---
+
+
+def residual():
+    return seeded(lambda: nn.Sequential(Block(), Block(), nn.Linear(4, CLASSES)))
+
+
+def rate(state):
+    return state.model[1].dropping.rate
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+@pytest.mark.parametrize("warmup", ["0.5dur", 0.5, "5ba", "1ep"])
+def test_warm_up_reaches_the_drop_rate(method, warmup):
+    watch = Watch(Event.BEFORE_FORWARD, read=rate)
+    algorithm = StochasticDepth(target=Block, method=method, drop_rate=0.4, drop_warmup=warmup)
+
+    final = make_trainer(
+        residual(),
+        train_dataloader=batches([2] * 5),
+        algorithms=[algorithm, EMA("1ba")],
+        callbacks=[watch],
+    ).fit()
+
+    assert watch.values[:5] == pytest.approx([0, 0.08, 0.16, 0.24, 0.32])
+    assert watch.values[5:] == [0.4] * 5
+    assert rate(final) == 0.4
+
+
+def test_two_instances_have_warm_ups_of_their_own():
+    class Other(Block):
+        pass
+
+    model = seeded(lambda: nn.Sequential(Other(), Block(), nn.Linear(4, CLASSES)))
+    watch = Watch(
+        Event.BEFORE_FORWARD,
+        read=lambda state: [block.dropping.rate for block in state.model[:2]],
+    )
+    warming = StochasticDepth(target=Other, drop_rate=0.4, drop_warmup="4ba")
+    at_once = StochasticDepth(target=Block, drop_rate=0.5, name="AtOnce")
+
+    make_trainer(model, algorithms=chain(warming, at_once), callbacks=[watch]).fit()
+
+    assert [one for one, _ in watch.values] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
+    assert {other for _, other in watch.values} == {0.5}
+
+
+def test_warm_up_makes_a_hundred_models_at_most():
+    algorithm = StochasticDepth(target=Block, drop_warmup="1000ba")
+    state = algorithm(Event.INIT, State(residual()))
+    models = set()
+    for batch in range(1200):
+        now = attrs.evolve(state.timestamp, batch=batch)
+        state = algorithm(Event.BATCH_START, state.evolve(timestamp=now))
+        models.add(state.model[1].dropping.scale)
+
+    assert len(models) == 101
+
+
+def test_step_of_a_warm_up_can_be_replayed():
+    algorithm = StochasticDepth(target=Block, drop_rate=0.5, drop_warmup="1dur")
+    plain = partial(torch.optim.SGD, lr=0.1)  # its state is not that of an earlier step
+    seen = Watch(Event.AFTER_DATALOADER, read=lambda state: (state, weights(state.model)))
+    trainer = make_trainer(residual(), optimizers=plain, algorithms=[algorithm], callbacks=[seen])
+    trainer.fit()
+
+    state, before = seen.values[3]
+    state.model.load_state_dict(before)
+    again = trainer.train_batch(state)
+
+    assert same(weights(again.model), seen.values[4][1])
+
+
+@pytest.mark.parametrize("warmup", [0.0, "1ep"])
+def test_external_loop_rejects_a_warm_up(warmup):
+    algorithm, model = StochasticDepth(target=Block, drop_warmup=warmup), residual()
+    t = adapt_loop(
+        [algorithm],
+        model,
+        sgd(model.parameters()),
+        loss_fn=nn.functional.cross_entropy,
+        max_duration="2ep",
+        seed=1,
+    )
+    steps = t.epoch(batches(12))
+    next(steps)
+
+    message = r"replaced the model .* pass drop_warmup=0.0"
+    with pytest.raises(RuntimeError, match=message) if warmup else nullcontext():
+        next(steps)

@@ -20,9 +20,10 @@ from composable._support.tree import tensors_of
 from composable.testing.problems import image_batch
 from composable.utils.reproducibility import preserve_rng, seed_context
 from tests.support import hugging_face
+from tests.support.campaign import each_once
 from tests.support.cases import NEVER
 from tests.support.function_cases import all_function_cases
-from tests.support.surgery import HEAD, POSITIONS, TOKENS
+from tests.support.surgery import HEAD, POSITIONS, TOKENS, filled
 from tests.support.tensors import seeded
 
 
@@ -72,38 +73,33 @@ blurpool = partial(F.blurpool, min_channels=4)
 OWN = {repr(one): Surgery.of(one) for _, one in all_function_cases() if one.sought}
 SURGERIES = dict(OWN)
 FITTED = {"factorize"}  # which needs the values of the weights
+
+
+def of_transformers(family):
+    """Yield the names of surgeries, what each does and looks for, and patterns of the names."""
+    places = {"removed": r".*(wpe|position_embeddings)\.weight"}
+    ngrams = {"added": r".*(wte|word_embeddings)\.ngrams\.weight"}
+    yield "alibi", partial(F.alibi, max_sequence_length=16), POSITIONS, places
+    yield "ngram_embeddings", partial(F.ngram_embeddings, rows=8), TOKENS, ngrams
+    yield "softcap_head", F.softcap_head, HEAD, {}
+    if family == "gpt2":
+        yield "rotary", F.rotary, POSITIONS, places
+    if family in ("gpt2", "bert"):
+        yield (
+            "gated_linear_units",
+            lambda model: gated_linear_units(model, generator=seeded()),
+            "feed-forward blocks of the classes .*BertIntermediate.*GPT2MLP",
+            {"added": r".*\.non_gated\.weight"},
+        )
+        sought = "torchvision.models.resnet.BasicBlock, .*GPT2Block"
+        yield "stochastic_depth", partial(F.stochastic_depth, drop_rate=0.5), sought, {}
+
+
 if importlib.util.find_spec("transformers") is not None:
     for family in hugging_face.FAMILIES:
-        build = partial(hugging_face.build, family)
-        tokens = partial(hugging_face.tokens, 6)
-        places = r".*(wpe|position_embeddings)\.weight"
-        change = partial(F.alibi, max_sequence_length=16)
-        SURGERIES[f"alibi of {family}"] = Surgery(change, build, tokens, POSITIONS, removed=places)
-        added = r".*(wte|word_embeddings)\.ngrams\.weight"
-        change = partial(F.ngram_embeddings, rows=8)
-        SURGERIES[f"ngram_embeddings of {family}"] = Surgery(
-            change, build, tokens, TOKENS, added=added
-        )
-        SURGERIES[f"softcap_head of {family}"] = Surgery(F.softcap_head, build, tokens, HEAD)
-        if family == "gpt2":
-            SURGERIES["rotary of gpt2"] = Surgery(
-                F.rotary, build, tokens, POSITIONS, removed=places
-            )
-        if family not in ("gpt2", "bert"):
-            continue
-        SURGERIES[f"gated_linear_units of {family}"] = Surgery(
-            lambda model: gated_linear_units(model, generator=seeded()),
-            build,
-            tokens,
-            "feed-forward blocks of the classes .*BertIntermediate.*GPT2MLP",
-            added=r".*\.non_gated\.weight",
-        )
-        SURGERIES[f"stochastic_depth of {family}"] = Surgery(
-            partial(F.stochastic_depth, drop_rate=0.5),
-            build,
-            tokens,
-            "torchvision.models.resnet.BasicBlock, .*GPT2Block",
-        )
+        model = partial(hugging_face.build, family), partial(hugging_face.tokens, 6)
+        for name, change, sought, patterns in of_transformers(family):
+            SURGERIES[f"{name} of {family}"] = Surgery(change, *model, sought, **patterns)
 
 
 @pytest.fixture(params=SURGERIES)
@@ -244,6 +240,32 @@ def test_rejects_compiled_or_wrapped_model(own, how, inside):
 def test_rejects_lazy_layer(name):
     with pytest.raises(ValueError, match=r"0\S* is lazy .* call the model once on a batch"):
         OWN[name].operate(nn.Sequential(OWN[name].lazy()))
+
+
+# --- exported programs, and graphs of layers that keep tensors ---
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("name", "training"), each_once(list(OWN), [False, True]))
+def test_export_computes_the_same(name, training):
+    surgery = OWN[name]
+    model, x = surgery.operate(surgery.build()).train(training), surgery.inputs()
+    exported = torch.export.export(model, (x,)).module()
+
+    if not (training and "stochastic" in name):  # the draws of a graph are in another order
+        assert_close(run(exported, x), run(model, x))
+    assert exported.state_dict().keys() >= model.state_dict().keys()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", [name for name in OWN if name.startswith(("skip_", "value_"))])
+def test_layers_that_read_earlier_ones_compile_into_one_graph(name):
+    surgery = OWN[name]
+    model, x = filled(surgery.operate(surgery.build()), "skip_", "value_").eval(), surgery.inputs()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    for inputs in (x, x.flip(-1)):  # nothing is left of an earlier call
+        assert_close(compiled(inputs), model(inputs))
 
 
 # --- subclasses, and layers built by hand ---

@@ -85,3 +85,12 @@ def test_is_applied_after_other_parametrizations():
 def test_constant_weights_become_zero_in_half_precision(dtype):
     assert (standardize_weight(torch.full((2, 9), 0.1, dtype=dtype)) == 0).all()
     assert standardize_weight(randn(2, 9, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_of_every_module_is_kept(training):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).train(training)
+
+    modules = weight_standardization(model).modules()
+
+    assert {module.training for module in modules} == {training}

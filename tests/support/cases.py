@@ -38,6 +38,7 @@ FOLDER = "tests/cases"
 InvalidSets = Sequence[tuple[Mapping[str, Any], str]]
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 NEVER = r"(?!)"
+MEAN_OF_NONE = {"empty_batch": "the mean over no examples is NaN, as for PyTorch's own losses"}
 
 
 class MissingCaseError(LookupError):

@@ -477,6 +477,8 @@ OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (F.apply_colout, (X, None, (1, 2)), "a ColOutDraw, not a tuple; draw_colout returns one"),
     (F.apply_randaugment, (X, F.draw_randaugment(5)), r"draw is for \(5,\) images, but .* has 4"),
     (F.apply_augmix, (X, F.draw_augmix(5)), "draw is for 5 images, but images has 4"),
+    (partial(F.alternating_flip, epoch=0), (X, Y[:3]), "and indices and draw"),
+    (partial(F.paired_augment, epoch=0), (X, Y[:3], torch.add), r"and indices \[batch\], not"),
     (F.apply_augmix, (X, None), "draw must be an AugMixDraw, not None; draw_augmix returns one"),
     # images
     (F.randaugment, (torch.zeros(40, 2, 5, 6),), GREY_OR_RGB + '.*augmentations="safe"'),
@@ -527,6 +529,7 @@ OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (LOSS, (torch.zeros(3), torch.zeros(3)), r"\[batch, classes, ...\], but logits has \(3,\)"),
     (LOSS, (Y[None], Y[None]), "logits must have a floating-point dtype, not torch.int64"),
     (F.select_using_loss, (torch.zeros(()),), r'one loss per example.*reduction="none"'),
+    (F.select_highest, (X[0, 0],), r"one loss per example, of shape \[batch\], not \(5, 6\)"),
     (F.apply_selection, (torch.zeros(4, 2), Y), r'one loss per example.*reduction="none"'),
     (partial(F.should_select, start=0.6, end=0.5), (0.5, 0), "start=0.6 must be at most end=0.5"),
     # sequences
@@ -562,6 +565,12 @@ OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
         ({"w": X.to_sparse()},),
         r"^grads\['w'\] .* torch.sparse_coo",
     ),
+    (partial(CLIP, method="value"), ([X.cfloat()],), r"grads\[0\] must be real .*complex64"),
+    (CLIP, (nn.Linear(2, 2).parameters(),), r"grads\[0\] must be a gradient, not a parameter"),
+    (CLIP, ({"w": WEIGHT},), r"grads\['w'\] must be a gradient"),
+    (CLIP, (iter(["a"]),), r"grads\[0\] must be a tensor"),
+    (CLIP, ("ab",), "grads must be a tensor, or a mapping.* not a str"),
+    (CLIP, (3,), "grads must be a tensor, or a mapping.* not an int"),
     (ADAPTIVE, (GRADS,), 'params=None must be .* method="adaptive"'),
     *(
         (

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from composable.functional import register_gated_linear_units
 from tests.support.arguments import token_ids
 from tests.support.cases import FunctionCase
-from tests.support.data import batches
-from tests.support.models import CLASSES, language_model, seeded
+from tests.support.models import language_model
 
 ATTENTION = "self-attention.* of the classes .*Attention.*"
 FEED_FORWARD = "feed-forward blocks of the classes .*FeedForward.*"
@@ -54,22 +53,3 @@ def filled(model: nn.Module, *names: str) -> nn.Module:
             if any(one in name for one in names):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return model
-
-
-def convolutional():
-    return seeded(
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1),
-            nn.BatchNorm2d(4),
-            nn.MaxPool2d(2),
-            nn.Dropout(0.25),
-            nn.Conv2d(4, 4, 3, stride=2),
-            nn.Flatten(),
-            nn.LayerNorm(4),
-            nn.Linear(4, CLASSES),
-        )
-    )
-
-
-def images():
-    return [(x.reshape(4, 1, 6, 6), y) for x, y in batches(12, features=36)]
