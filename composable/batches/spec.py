@@ -123,8 +123,8 @@ class BatchSpec:
     def replace(self, batch: Any, **parts: Any) -> Any:
         """Return a new batch with `inputs=` or `targets=` replaced."""
         keys = {"inputs": self.input_key, "targets": self.target_key}
-        plain = type(batch) is tuple and self.batch_layout != "examples"
-        if plain and type(self.input_key) is type(self.target_key) is int:
+        plain = type(batch) is tuple and len(batch) > 1 and self.batch_layout != "examples"
+        if plain and self.input_key == 0 and self.target_key == 1:
             items = list(batch)  # the common case, several times a step
             for part, value in parts.items():
                 items[keys[part]] = value
@@ -302,8 +302,9 @@ def _set(batch: Any, key: Any, value: Any, argument: str) -> Any:
 
 
 def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
+    if isinstance(batch, (Mapping, tuple, list)):
+        _get_item(batch, key, argument)  # a new key would be added to a mapping
     if isinstance(batch, Mapping):
-        _get_item(batch, key, argument)  # a new key would be added
         return rebuild_mapping(batch, {**batch, key: value})
     if is_namedtuple(batch):
         name = key if isinstance(key, str) else batch._fields[key]

@@ -130,6 +130,14 @@ def test_replacing_what_can_only_be_read_is_an_error_that_suggests_two_functions
         spec.replace(batch, inputs=X)
 
 
+@pytest.mark.parametrize("batch", [(X,), [X], {"inputs": X}], ids=name_of)
+def test_a_part_that_a_batch_lacks_is_not_replaced(batch):
+    spec = BatchSpec("inputs", "targets") if isinstance(batch, dict) else BatchSpec()
+
+    with pytest.raises(ValueError, match=r"target_key=.* is not in the batch, which is a "):
+        spec.replace(batch, targets=Y)
+
+
 def test_function_reads_a_part():
     assert torch.equal(BatchSpec(lambda batch: batch[0] * 2).inputs((X, Y)), X * 2)
 
