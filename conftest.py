@@ -52,7 +52,6 @@ ADAPTERS = {
     "accelerate": [  # tests/integrations/loops.py looks for itself
         "property_tests/test_clock_of_loops.py",
         "composable/integrations/extras.py",
-        "property_tests/test_events_of_loops.py",
         "tests/integrations/test_foreign_checkpoints.py",
         "tests/integrations/test_foreign_checkpoints_on_processes.py",
         "tests/integrations/test_forged_foreign_checkpoints.py",
@@ -68,7 +67,6 @@ ADAPTERS = {
         "composable/integrations/lightning.py",
         "composable/integrations/lightning_checkpoints.py",
         "property_tests/test_clock_of_loops.py",
-        "property_tests/test_events_of_loops.py",
         "tests/integrations/lightning_loop.py",
         "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_foreign_checkpoints.py",
@@ -95,7 +93,6 @@ ADAPTERS = {
         "docs/compare.md",
         "docs/models.md",
         "property_tests/test_clock_of_loops.py",
-        "property_tests/test_events_of_loops.py",
         "property_tests/test_own_losses.py",
         "tests/integrations/test_alibi_of_huggingface.py",
         "tests/integrations/test_encodings.py",

@@ -8,15 +8,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Event
 from composable._support.tree import map_tensors
 from composable.algorithms import GhostBatchNorm
 from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
 from tests.support.campaign import second_once
 from tests.support.data import IGNORED, batches
 from tests.support.models import CLASSES, FEATURES, mlp, same
-from tests.support.observers import Watch
-from tests.support.runs import PROBLEMS, make_trainer, trained
+from tests.support.runs import PROBLEMS, gradients_of, trained
 from tests.support.strategies import few, fewer, seeds
 
 DOUBLE = torch.float64
@@ -27,22 +25,6 @@ def splits(draw):
     """Draw how to split: into a number of microbatches, or into microbatches of a size."""
     argument = draw(st.sampled_from(["grad_accum", "microbatch_size"]))
     return {argument: draw(st.integers(1, 9))}
-
-
-def gradients_of(model, loader, **options):
-    """Return the gradients and the loss of each batch, at constant weights."""
-    watch = Watch(
-        Event.AFTER_TRAIN_BATCH,
-        read=lambda state: (
-            {n: g.clone() for n, g in state.current_gradients().items()},
-            state.loss,
-        ),
-    )
-    still = torch.optim.SGD(model.parameters(), lr=0.0)
-    make_trainer(
-        model, loader, optimizers=still, callbacks=watch, max_duration="1ep", **options
-    ).fit()
-    return watch.values
 
 
 @few

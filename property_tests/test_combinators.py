@@ -1,4 +1,4 @@
-"""Law: algorithms made of algorithms do what their words say, at any time and however nested."""
+"""Laws: combinations do what their words say, at any time and however nested; the timeline too."""
 
 from fractions import Fraction
 from functools import partial
@@ -25,7 +25,7 @@ from composable import (
     never,
     when,
 )
-from composable.algorithms import MixUp
+from composable.algorithms import EMA, MixUp, SelectiveBackprop
 from composable.optim import linear
 from tests.support.algorithm_cases import (
     ALGORITHMS,
@@ -36,8 +36,10 @@ from tests.support.algorithm_cases import (
     on_a_problem,
 )
 from tests.support.algorithms import Jitter
+from tests.support.data import batches
+from tests.support.observers import Watch
 from tests.support.outcomes import differences, left_by, outcome, resumed
-from tests.support.runs import VISION
+from tests.support.runs import VISION, make_trainer
 from tests.support.strategies import few, fewer
 from tests.support.tracing import traced
 
@@ -100,18 +102,6 @@ def test_trivial_combinations_are_the_algorithm(drawn):
     `identity`.
 
     Law of combinators: `when(always, a)` equals `a`, and `when(never, a)` equals `identity`.
-
-    Law of combinators: `during` can be split at any point, and a window over the whole run has no
-    effect.
-
-    Law of combinators: `every` counts correctly, also if a run is split into several calls of
-    `fit`.
-
-    Law of combinators: `choose` runs exactly one part per batch, the same one at all events of the
-    batch; the choice does not depend on other components.
-
-    Law of combinators: The value of an annealed hyperparameter is its schedule's at the
-    batch.
     """
     problem, a = drawn
     expected = outcome(problem, a)
@@ -173,7 +163,7 @@ def test_chain_is_associative(drawn):
 
 @fewer
 @given(on_a_problem(partial(algorithm_sets, min_size=1)))
-def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(drawn):
+def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does_and_can_say_another(drawn):
     """Law of combinators: A chain in the order of the plan equals the list; a different order can
     give a different result.
     """
@@ -181,12 +171,6 @@ def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(drawn):
     plan = Plan.compile(algorithms)
 
     assert alike(problem, chain(*plan.algorithms), algorithms)
-
-
-def test_a_chain_can_say_another_order_than_the_plan():
-    """Law of combinators: A chain in the order of the plan equals the list; a different order can
-    give a different result.
-    """
     one, other = chain(Jitter(), MixUp()), chain(MixUp(), Jitter())
 
     assert Plan.compile([one]) != Plan.compile([other])
@@ -337,3 +321,80 @@ def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(
         assert (combination.events, combination.writes) == (a.events, a.writes)
         assert combination.reads >= a.reads
         assert combination.stage == a.stage
+
+
+# --- the timeline ---
+
+EPOCHS, LENGTH = 3, 4
+DATA = batches(4 * LENGTH, size=4)
+
+
+def odd(state):
+    return state.timestamp.batch % 2 == 1
+
+
+times = (
+    st.fractions(0, 1, max_denominator=7).map(lambda f: f"{f.numerator}/{f.denominator}dur")
+    | st.integers(0, EPOCHS + 1).map("{}ep".format)
+    | st.integers(0, EPOCHS * LENGTH + 2).map("{}ba".format)
+    | st.integers(0, 30).map("{}sp".format)
+)
+windows = st.recursive(
+    st.just(Marks()),
+    lambda inner: (
+        st.builds(during, times, times, inner)
+        | st.builds(every, st.sampled_from(["1ba", "2ba", "3ba", "1ep", "2ep"]), inner)
+        | st.builds(when, st.just(odd), inner)
+        | st.builds(lambda a: choose([a, chain()]), inner)
+        | st.builds(
+            lambda a, s, t: chain(a, during(s, t, Marks(name="again"))), inner, times, times
+        )
+    ),
+    max_leaves=1,
+)
+lengths = st.sampled_from([f"{EPOCHS}ep", f"{EPOCHS * LENGTH}ba", f"{EPOCHS * LENGTH - 1}ba"])
+
+
+@given(windows, lengths, st.booleans())
+def test_algorithms_act_in_the_batches_of_their_timeline(algorithm, length, knows):
+    state = make_trainer(loader=DATA, algorithms=[algorithm], max_duration=length).fit()
+
+    timeline = Plan.compile([algorithm]).timeline(length, LENGTH if knows else None)
+    for row in timeline.rows:
+        acted = {batch for _, batch in state.memory.get(row.name, [])}
+        for batch in range(state.timestamp.batch):
+            said = row.active(fraction_done(batch, length))
+            assert said in (None, batch in acted)
+
+
+def fraction_done(batch, length):
+    clock = Clock.at(batch=batch, max_duration=length, epoch_length=LENGTH)
+    return Fraction(clock.fraction_of("1dur"))
+
+
+@given(times)
+def test_an_average_is_updated_from_the_time_on_that_the_timeline_says(start):
+    average = EMA("1ba", ema_start=start)
+    watch = Watch(Event.BATCH_END, read=lambda state: "EMA" in state.averages)
+    run = make_trainer(loader=DATA, algorithms=average, callbacks=watch, max_duration=f"{EPOCHS}ep")
+    run.fit()
+
+    (row,) = run.timeline().rows
+    for done, exists in enumerate(watch.values, start=1):
+        if not row.spans:
+            assert not exists
+        elif not row.spans[0].conditions:
+            assert exists == (Fraction(done, len(watch.values)) >= row.spans[0].start)
+
+
+@given(st.sampled_from([0.0, 0.25, 0.3, 0.5]), st.sampled_from([0.6, 0.9, 1.0]), lengths)
+def test_selective_backprop_selects_in_the_span_of_the_timeline(start, end, length):
+    algorithm = SelectiveBackprop(start, end, interrupt=0)
+    (row,) = Plan.compile([algorithm]).timeline(length, LENGTH).rows
+    state = make_trainer(loader=DATA, max_duration=length).state
+
+    for batch in range(EPOCHS * LENGTH - 1):
+        clock = Clock.at(batch=batch, max_duration=length, epoch_length=LENGTH)
+        now = state.evolve(timestamp=clock.timestamp)
+        said = row.active(fraction_done(batch, length))
+        assert said == algorithm.match(Event.AFTER_DATALOADER, now)

@@ -1,4 +1,4 @@
-"""Law: the events of a run are a word of the grammar that the docstring of `Event` draws.
+"""Laws: the events of a run are a word of the grammar of `Event`, and nest; requests are joined.
 
 The recogniser is a regular expression over one character an event, made for each run from its
 configuration alone: it does not depend on the code of the Trainer.
@@ -6,8 +6,9 @@ configuration alone: it does not depend on the code of the Trainer.
 
 import re
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from itertools import cycle, islice, takewhile
+from operator import or_
 
 import attrs
 import pytest
@@ -15,14 +16,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from composable import Control, Evaluator, Event, Time
+from composable import Algorithm, Control, Evaluator, Event, Plan, Stage, Time
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
 from tests.support.data import batches, stream
-from tests.support.models import mlp
+from tests.support.models import mlp, same, weights
 from tests.support.observers import Asks, Trace
 from tests.support.runs import make_trainer
-from tests.support.strategies import few, requests, wishes
+from tests.support.strategies import few, fewer, requests, wishes
 from tests.support.traced import SavesBy
 
 # Requests are drawn at random: some can't be met.
@@ -395,3 +396,149 @@ def epochs_of_two(n, request):
         lengths[shortened] = early + 1
     epochs = [epoch for epoch, length in enumerate(lengths) for _ in range(length)]
     return epochs[: n + 1] if Control.STOP in request else epochs
+
+
+# --- brackets ---
+
+PAIRS = [(event, event.partner) for event in Event if event.opens]
+SINGLE = [event for event in Event if event.partner is None]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Listener(Algorithm):
+    """Writes down when it runs."""
+
+    listens: frozenset
+    place: Stage
+    trace: list
+
+    events = property(lambda self: self.listens)
+    stage = property(lambda self: self.place)
+
+    def apply(self, event, state):
+        self.trace.append((event, self.name))
+        return state
+
+
+@st.composite
+def sets_of_listeners(draw, trace):
+    """Draw algorithms that listen to both events of some pairs, and to single events."""
+    chosen = []
+    for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1)):
+        pairs = draw(st.lists(st.sampled_from(PAIRS), unique=True, max_size=6))
+        alone = draw(st.lists(st.sampled_from(SINGLE), unique=True, max_size=2))
+        events = frozenset(event for pair in pairs for event in pair) | frozenset(alone)
+        chosen.append(Listener(events, draw(st.sampled_from(Stage)), trace, name=name))
+    return chosen
+
+
+@few
+@given(st.data())
+def test_the_trace_of_a_run_nests_like_brackets(data):
+    trace = []
+    listeners = data.draw(sets_of_listeners(trace))
+    # Everyone listens to what surrounds them too, so that pairs of different events must nest.
+    training = make_trainer(
+        algorithms=listeners,
+        eval_dataloader=batches(),
+        grad_accum=data.draw(st.integers(1, 2)),
+        schedulers=data.draw(st.sampled_from([None, lambda clock: 0.5])),
+    )
+    training.fit()
+    training.eval()
+    training.predict(batches())
+
+    is_open = []
+    for event, name in without_the_last_look_at_the_loader(trace):
+        if event.opens:
+            is_open.append((event.partner, name))
+        elif event.closes:
+            assert is_open, f"{event} of {name} closes what was not open"
+            assert is_open.pop() == (event, name)
+
+    assert is_open == []
+
+
+def without_the_last_look_at_the_loader(trace):
+    """Drop each BEFORE_DATALOADER at which the loader is exhausted from a trace."""
+    kept, fetched = [], set()
+    for event, name in reversed(trace):
+        if event is Event.AFTER_DATALOADER:
+            fetched.add(name)
+        elif event is Event.BEFORE_DATALOADER:
+            if name not in fetched:
+                continue
+            fetched.remove(name)
+        kept.append((event, name))
+    return kept[::-1]
+
+
+@st.composite
+def pairs_and_listeners(draw):
+    """Draw a pair, and algorithms that listen to none, one or both of its events."""
+    pair = draw(st.sampled_from(PAIRS))
+    events = st.frozensets(st.sampled_from(pair)) | st.frozensets(st.sampled_from(Event))
+    names = draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
+    stages = st.sampled_from([Stage.AUGMENT, Stage.MIX, Stage.OTHER])
+    return pair, [Listener(draw(events), draw(stages), [], name=name) for name in names]
+
+
+@given(pairs_and_listeners(), st.sampled_from([event for event in Event if not event.closes]))
+def test_stages_and_names_order_algorithms_and_those_at_both_events_close_last_in_reverse(
+    drawn, single
+):
+    (opening, closing), listeners = drawn
+    plan = Plan.compile(listeners)
+
+    def ordered(event):
+        return sorted((a for a in listeners if event in a.events), key=lambda a: (a.stage, a.name))
+
+    for event in (opening, single):
+        assert list(plan.transforms(event)) == ordered(event)
+    alone = [a for a in ordered(closing) if opening not in a.events]
+    both = [a for a in ordered(closing) if opening in a.events]
+    assert list(plan.transforms(closing)) == [*alone, *reversed(both)]
+
+
+# --- requests ---
+
+
+@given(st.lists(requests), st.randoms())
+def test_requests_are_joined_by_or(asked, random):
+    joined = reduce(or_, asked, Control.NONE)
+    again = random.sample(2 * asked, 2 * len(asked))
+
+    assert reduce(or_, again, Control.NONE) == joined
+    for request in Control:
+        assert (request in joined) is any(request in one for one in asked)
+
+
+@st.composite
+def wishes_in_two_orders(draw):
+    """Draw requests, and the same in another order, some of them twice."""
+    one = draw(wishes())
+    twice = draw(st.lists(st.sampled_from(one), max_size=2)) if one else []
+    return one, draw(st.permutations([*one, *twice]))
+
+
+@fewer
+@given(wishes_in_two_orders(), st.booleans())
+def test_order_and_repetition_of_requests_do_not_matter(orders, evaluates):
+    def run(asked):
+        trace, saved = Trace(), []
+        training = make_trainer(
+            mlp(dropout=0.5),
+            eval_dataloader=batches() if evaluates else None,
+            callbacks=[
+                *(Asks(*wish) for wish in asked),
+                trace,
+                SavesBy(lambda state: saved.append(state.timestamp.batch)),
+            ],
+        )
+        training.fit()
+        return weights(training.state.model), trace.events, saved
+
+    (weights_of_one, *rest_of_one), (weights_of_other, *rest_of_other) = map(run, orders)
+
+    assert same(weights_of_one, weights_of_other)
+    assert rest_of_one == rest_of_other

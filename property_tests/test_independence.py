@@ -17,6 +17,7 @@ from composable.algorithms import (
 from composable.core.algorithm import leaves
 from tests.support.algorithm_cases import (
     algorithm_sets,
+    can_be_combined,
     combinations,
     everything,
     on_a_problem,
@@ -28,7 +29,6 @@ from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.models import conv_net, same
 from tests.support.observers import Gambler, Watch
 from tests.support.outcomes import outcome
-from tests.support.pairs import can_be_combined
 from tests.support.runs import PROBLEMS, make_trainer, trained
 from tests.support.strategies import few, fewer, seeds
 from tests.support.tracing import check_streams, traced

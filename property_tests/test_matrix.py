@@ -4,25 +4,22 @@ import inspect
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 import composable.functional as F
 from composable._support.tree import tensors_of
-from composable.testing.properties import PROPERTIES
+from composable.testing.properties import PROPERTIES, no_copies
+from composable.utils.reproducibility import preserve_rng
 from tests.support.campaign import drawn
-from tests.support.cases import FunctionCase, MissingCaseError, public_functions
-from tests.support.function_cases import all_function_cases
+from tests.support.cases import FunctionCase, MissingCaseError, all_function_cases, public_functions
 from tools.pages import COLUMNS, recorded_answers, shown_answers
 
 ROWS = [row for _, row in all_function_cases()]
-DRAWING = [
-    row
-    for row in ROWS
-    if "generator" in inspect.signature(row.function).parameters
-    and row.name not in ("`resize_batch`", "`factorize`")  # only other options draw
-]
+DRAWING = [row for row in ROWS if "generator" in inspect.signature(row.function).parameters]
+ONLY_WITH_OPTIONS = ("`resize_batch`", "`factorize`")
 AGAIN = "the answers have changed: rewrite the page with `python -m tools.write_pages --matrix`"
 
 
@@ -36,7 +33,9 @@ def test_the_matrix_shows_the_answers_of_a_run(row):
     assert recorded_answers().get(row.name) == shown_answers(report), AGAIN
 
 
-@pytest.mark.parametrize("row", DRAWING, ids=repr)
+@pytest.mark.parametrize(
+    "row", [row for row in DRAWING if row.name not in ONLY_WITH_OPTIONS], ids=repr
+)
 def test_without_a_generator_a_function_draws_from_the_global_one(row):
     given, results = row.valid(), []
     for seed in (0, *range(8)):
@@ -109,3 +108,30 @@ def test_a_function_whose_arguments_are_not_known_names_what_to_add():
 def test_a_surgery_that_finds_nothing_to_replace_needs_another_model():
     with pytest.raises(MissingCaseError, match="found no"):
         FunctionCase(F.squeeze_excite, {"min_channels": 1000}).report()
+
+
+# --- devices ---
+
+
+class NoEarlyReads(TorchFunctionMode):
+    """Raises at copies that would not have arrived on the CPU, were the tensor on a GPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is Tensor.to and result.device.type == "cpu" and (kwargs or {}).get("non_blocking"):
+            raise AssertionError("a copy to the CPU must have arrived before it is read")
+        return result
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if "no_sync" not in row.expected_failures], ids=repr
+)
+def test_with_tensors_on_a_device_no_function_copies_from_the_host_and_waits(row):
+    with preserve_rng():
+        no_copies(row.subject().inner())
+
+
+@pytest.mark.parametrize("row", DRAWING, ids=repr)
+def test_a_draw_of_a_generator_on_a_device_has_arrived_before_the_cpu_reads_it(row):
+    with preserve_rng(), NoEarlyReads():
+        row.subject().call(row.subject().arguments())

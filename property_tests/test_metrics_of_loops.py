@@ -9,25 +9,27 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from composable.algorithms import LabelSmoothing, MixUp, SelectiveBackprop
 from composable.integrations import adapt_loop
 from composable.loggers import InMemoryLogger
 from composable.metrics import OfAll, OfLoss
-from property_tests.test_metrics_of_the_whole import DOUBLE, TRAIN_METRICS, of_examples, series
+from property_tests.test_metrics_of_the_whole import (
+    DOUBLE,
+    TRAIN_METRICS,
+    objects,
+    of_examples,
+    series,
+    trainer_of,
+)
 from tests.support.data import batches
-from tests.support.models import CLASSES, linear, mlp
+from tests.support.models import linear, mlp
 from tests.support.own_run import KilledError
-from tests.support.processes import run
-from tests.support.runs import make_trainer, sgd
+from tests.support.processes import connect, run
+from tests.support.runs import sgd
 
 SIZES = [4, 4, 3, 4, 1]
 pytestmark = pytest.mark.filterwarnings("ignore:No positive samples")
-
-
-def objects() -> dict[str, Any]:
-    return {"f1": MulticlassF1Score(CLASSES), "auroc": MulticlassAUROC(CLASSES)}
 
 
 def train(
@@ -85,9 +87,8 @@ def test_loops_measure_what_the_trainer_does(name):
     algorithms, parts = CASES[name]
     metrics = TRAIN_METRICS | ({} if "mixed" in name else objects())
     log = InMemoryLogger()
-    make_trainer(
-        mlp(dtype=torch.float64),
-        batches(SIZES, **DOUBLE),
+    trainer_of(
+        SIZES,
         algorithms=algorithms,
         accumulate_batches=parts,
         train_metrics=metrics,
@@ -106,15 +107,15 @@ def test_loops_measure_what_the_trainer_does(name):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_resumed_loop_reads_the_same_to_the_bit(parts, tmp_path):
-    def metrics() -> dict[str, Any]:
-        return {**TRAIN_METRICS, **objects()}
+    def run(**options: Any) -> Any:
+        return train({**TRAIN_METRICS, **objects()}, parts=parts, **options)
 
-    whole = train(metrics(), parts=parts)
+    whole = run()
     for stop in range(1, 2 * -(-len(SIZES) // parts) + 1):
         found: Any = {"train": {}, "train_epoch": {}}
         with suppress(KilledError):
-            train(metrics(), parts=parts, found=found, folder=tmp_path / str(stop), stop=stop)
-        assert train(metrics(), parts=parts, found=found, folder=tmp_path / str(stop)) == whole
+            run(found=found, folder=tmp_path / str(stop), stop=stop)
+        assert run(found=found, folder=tmp_path / str(stop)) == whole
 
 
 def test_loops_with_other_metrics_resume_and_begin_new_averages(tmp_path):
@@ -151,8 +152,7 @@ def shared(sizes: list[list[int]], folder: str | None = None) -> Any:
 
     With a folder, save after the first step, and continue from there.
     """
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    connect()
     rank, seen = dist.get_rank(), []
     model = mlp(dtype=torch.float64)
     wrapped = DistributedDataParallel(model)

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 from composable import SplitLossError
 from composable.integrations import adapt_loop
-from property_tests.test_accumulation import gradients_of, splits
+from property_tests.test_accumulation import splits
 from tests.support.hub_models import HEADS, LENGTH
 from tests.support.models import weights
-from tests.support.runs import make_trainer
+from tests.support.runs import gradients_of, make_trainer
 from tests.support.strategies import fewest
 
 lengths = st.lists(st.integers(2, LENGTH), min_size=1, max_size=6)

@@ -9,12 +9,11 @@ from torch import Tensor
 from composable import Event, chain
 from composable.core.algorithm import nested
 from composable.plan.ordering import topological_sort
-from tests.support.algorithm_cases import ALGORITHMS, combinable
+from tests.support.algorithm_cases import ALGORITHMS, PAIRS, combinable
 from tests.support.algorithms import GradientNoise, WordNoise
 from tests.support.campaign import drawn
 from tests.support.cases import BOTH_FAIL, LAST_BITS, ONE_FAILS, OTHER_WEIGHTS
 from tests.support.outcomes import differences, outcome
-from tests.support.pairs import PAIRS
 from tests.support.runs import LANGUAGE, PROBLEMS, VISION
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")

@@ -17,7 +17,7 @@ from torch.utils.data import (
 from composable import Event
 from composable.checkpoint import MismatchError
 from composable.data import BatchSizeWarmupSampler, GlobalBatchSampler, LengthGroupedBatchSampler
-from tests.support.data import examples
+from tests.support.data import Stateful, examples
 from tests.support.models import linear
 from tests.support.observers import Raise, Watch
 from tests.support.runs import make_trainer
@@ -35,21 +35,6 @@ DATA = TensorDataset(torch.arange(COUNT).repeat(4, 1).T.float(), examples(COUNT)
 class Numbers(IterableDataset):
     def __iter__(self):
         return iter(DATA)
-
-
-class Resumable(Numbers):
-    begin = at = 0
-
-    def __iter__(self):
-        begin, self.begin = self.begin, 0
-        for self.at in range(begin + 1, COUNT + 1):
-            yield DATA[self.at - 1]
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.begin = state["at"]
 
 
 class Own(RandomSampler):
@@ -73,8 +58,8 @@ FOLLOWED = {
     ),
     "global": batched(GlobalBatchSampler, COUNT),
     "stream": lambda size: DataLoader(Numbers(), size),
-    "state": lambda size: DataLoader(Resumable(), size),
-    "worker": lambda size: DataLoader(Resumable(), size, num_workers=1),
+    "state": lambda size: DataLoader(Stateful(DATA), size),
+    "worker": lambda size: DataLoader(Stateful(DATA), size, num_workers=1),
 }
 REFUSED = {
     "Own": lambda size: DataLoader(DATA, size, sampler=Own(DATA)),

@@ -26,10 +26,16 @@ from hypothesis.stateful import (
 from composable import Callback, Control, Evaluator, chain, choose
 from composable.core.algorithm import leaves
 from composable.loggers import InMemoryLogger
-from tests.support.algorithm_cases import combinable, combinations, on_a_problem, wrapped
+from tests.support.algorithm_cases import (
+    can_be_combined,
+    combinable,
+    combinations,
+    on_a_problem,
+    works_in_order,
+    wrapped,
+)
 from tests.support.observers import watched, watched_by
 from tests.support.outcomes import differences, left_by, resumed
-from tests.support.pairs import can_be_combined, works_in_order
 from tests.support.runs import adam, sgd
 from tests.support.strategies import seeds
 from tests.support.traced import SavesBy

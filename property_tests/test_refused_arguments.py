@@ -7,10 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
-import composable.functional as F
 from composable.algorithms import EMA
 from tests.support.calls import public_calls, uncalled, unchanged_registries
 from tests.support.campaign import FULL
@@ -181,8 +179,3 @@ def ways_to_name(value: Any) -> list[str]:
     if isinstance(value, nn.Module):
         named.append(kind)
     return named
-
-
-def test_documents_of_bool_are_refused():  # not in tests/functional, which checks annotations
-    with pytest.raises(ValueError, match=r"integer dtype, not the shape \(2,\) and torch\.bool"):
-        F.pack_documents([torch.tensor([True, False])], 4)

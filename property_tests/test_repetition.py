@@ -131,9 +131,7 @@ def test_a_recomputed_run_of_an_algorithm_has_the_same_weights_or_is_refused(cas
 
     def run(depth=None):
         model = problem.model()
-        for (
-            one
-        ) in model.modules():  # without statistics, which PyTorch's recomputation writes twice
+        for one in model.modules():  # no statistics: PyTorch's recomputation writes them twice
             if isinstance(one, nn.BatchNorm2d):
                 one.track_running_stats, one.running_mean, one.running_var = False, None, None
         trainer = problem.trainer(model, algorithms=case.example, max_duration="2ba")

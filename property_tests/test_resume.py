@@ -143,6 +143,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in trainer._run.rates.steppers],
         "loss": state.loss,
+        "losses": state.losses,
         "iteration": state.timestamp.iteration,
         "max_duration": str(state.max_duration),
     }

@@ -154,11 +154,12 @@ def rates_used(epochs, length, schedules, *, stop=None, in_epochs=True, **option
     return before
 
 
+def clock_at(k, epochs, length):
+    return Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
+
+
 def clocks(epochs, length):
-    return [
-        Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
-        for k in range(epochs * length)
-    ]
+    return [clock_at(k, epochs, length) for k in range(epochs * length)]
 
 
 @few
@@ -200,7 +201,7 @@ def in_own_loop(epochs, length, schedule, initial):
     optimizer = torch.optim.SGD(groups)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda k: schedule(Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)),
+        lambda k: schedule(clock_at(k, epochs, length)),
     )
     rates = []
     for _ in range(epochs * length):
@@ -214,17 +215,14 @@ def in_own_loop(epochs, length, schedule, initial):
 def test_warmup_rises_from_0_and_ends_at_the_start_of_the_schedule(run):
     """Law of schedules: A warm-up rises from 0 and ends at the start of the schedule."""
     epochs, length, schedule, _ = run
-    whole = [
-        Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
-        for k in range(epochs * length + 1)
-    ]
+    whole = [clock_at(k, epochs, length) for k in range(epochs * length + 1)]
     rising = [schedule(clock) for clock in whole if not clock.reached(schedule.warmup)]
 
     assert rising == sorted(set(rising))
     assert all(0 <= value < schedule.start for value in rising)
     if rising:
         assert rising[0] == 0
-        ends = Clock.at(batch=len(rising), max_duration=f"{epochs}ep", epoch_length=length)
+        ends = clock_at(len(rising), epochs, length)
         exactly = ends.fraction_of(schedule.warmup) == 1
         falls_at_once = getattr(schedule, "milestones", ()) or isinstance(schedule, Step)
         assert not exactly or falls_at_once or schedule(ends) == schedule.start
@@ -237,8 +235,8 @@ def test_scaled_schedule_at_a_multiple_of_k_is_the_schedule_at_k(run, factor):
     scaled = scale_schedule(schedule, factor)
 
     for k in range(epochs * length + 1):
-        short = Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
-        long = Clock.at(batch=k * factor, max_duration=f"{epochs * factor}ep", epoch_length=length)
+        short = clock_at(k, epochs, length)
+        long = clock_at(k * factor, epochs * factor, length)
         assert scaled(long) == schedule(short)
         assert scale_schedule(scaled, 1 / Fraction(factor))(short) == schedule(short)
 
@@ -249,8 +247,7 @@ def test_group_follows_its_own_schedule_and_the_common_ones(run, other, common):
     """Law of schedules: A group follows its own schedule and the common ones."""
     epochs, length, first, _ = run
     second = other[2]
-    last = [Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length) for k in (0,)]
-    assume(not any(second.outlasts(clock) for clock in last))
+    assume(not second.outlasts(clock_at(0, epochs, length)))
     model = mlp()
     groups = [
         {"params": model[0].parameters(), "lr": 0.5, "name": "first"},

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
@@ -23,13 +22,14 @@ from composable.trainer.guards import NonFiniteLossError
 from tests.support.algorithm_cases import (
     ALGORITHMS,
     algorithm_sets,
+    can_be_combined,
     cases_on,
     instances_of,
     problems,
 )
 from tests.support.campaign import second_once
+from tests.support.losses import NaNOnce
 from tests.support.outcomes import differences, left_by
-from tests.support.pairs import can_be_combined
 from tests.support.runs import PROBLEMS, VISION
 from tests.support.stand_ins import stand_in
 from tests.support.strategies import FIT_EVENTS, few, seeds
@@ -52,20 +52,6 @@ def observer(events):
 
 
 # --- configurations ---
-
-
-class LossWithNaN:
-    """The cross entropy, but NaN at one call during training."""
-
-    def __init__(self, bad_call):
-        self.bad_call, self.calls = bad_call, 0
-
-    def __call__(self, outputs, targets, **options):
-        loss = cross_entropy(outputs, targets, **options)
-        if not torch.is_grad_enabled():
-            return loss
-        self.calls += 1
-        return loss * torch.nan if self.calls == self.bad_call else loss
 
 
 def one_half(parameters, kind, index):
@@ -110,7 +96,7 @@ def train(configuration, callbacks=(), **changes):
 
         callbacks = [*callbacks, Fails(most=2)]
     if options["nonfinite_loss"] in ("skip", "rollback"):
-        options["loss_fn"] = LossWithNaN(bad_call)
+        options["loss_fn"] = NaNOnce(bad_call)
     if options.pop("logged", True):
         options["loggers"] = [logger]
     with tempfile.TemporaryDirectory() as folder:

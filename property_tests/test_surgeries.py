@@ -15,17 +15,12 @@ from composable.utils.reproducibility import seed_context
 from tests.functional.test_surgeries import OWN, factorize
 from tests.support.arguments import Block
 from tests.support.models import WORDS, language_model
-from tests.support.strategies import few
+from tests.support.strategies import few, seeds
 from tests.support.surgery import FeedForward
+from tests.support.tensors import randn
 
 dims = st.integers(1, 3)
-seeds = st.integers(0, 2**32 - 1)
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
-
-def drawn(seed, *shape):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 sizes = st.integers(1, 6)
@@ -35,7 +30,7 @@ sizes = st.integers(1, 6)
 def test_error_of_each_group_matches_eckart_and_young(d, seed, groups, inputs, outputs, latent):
     conv = CONVS[d](groups * inputs, groups * outputs, 2, groups=groups).double()
     with torch.no_grad():
-        conv.weight.copy_(drawn(seed, *conv.weight.shape))
+        conv.weight.copy_(randn(*conv.weight.shape, seed=seed))
     rank, fan_in = max(1, latent // groups), inputs * 2**d
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", F.NoEffectWarning)
@@ -90,7 +85,7 @@ def net():
 @few
 def test_surgeries_combine_in_any_order_and_change_no_argument(order):
     """Law of methods: Model surgery is idempotent."""
-    x, plain = drawn(0, 6, 4, 17, 17).float(), net()
+    x, plain = randn(6, 4, 17, 17), net()
     text, before = repr(plain), copy.deepcopy(plain.state_dict())
     model = plain
     for name in order:

@@ -26,35 +26,18 @@ fractional = st.sampled_from([TimeUnit.DURATION, TimeUnit.SECOND])
 # --- parsing and printing ---
 
 
-@given(times())
-def test_parse_inverts_str(time):
+@given(times(), st.integers(0, 10**15), units, st.decimals(0, 1000, places=3), fractional)
+def test_parsing_and_printing_are_inverse_and_exact(time, value, unit, decimal, unit_of_decimals):
     """Law of time: Parsing and printing are inverse to each other, in every unit, and decimals are
     exact.
     """
     assert Time.parse(str(time)) == time
     assert Time.parse(str(time)).unit is time.unit
     assert Time.parse(time) is time
-
-
-@given(st.integers(0, 10**15), units)
-def test_str_inverts_parse(value, unit):
-    """Law of time: Parsing and printing are inverse to each other, in every unit, and decimals are
-    exact.
-    """
-    text = f"{value}{unit.value}"
-
-    assert str(Time.parse(text)) == text
-
-
-@given(st.decimals(0, 1000, places=3), fractional)
-def test_decimals_are_exact(value, unit):
-    """Law of time: Parsing and printing are inverse to each other, in every unit, and decimals are
-    exact.
-    """
-    time = Time.parse(f"{value}{unit.value}")
-
-    assert time.value == Fraction(value)
-    assert Time(float(value), unit) == time
+    assert str(Time.parse(f"{value}{unit.value}")) == f"{value}{unit.value}"
+    exact = Time.parse(f"{decimal}{unit_of_decimals.value}")
+    assert exact.value == Fraction(decimal)
+    assert Time(float(decimal), unit_of_decimals) == exact
 
 
 # --- arithmetic ---
@@ -197,13 +180,18 @@ def intervals(draw):
     return Time(draw(parts_of_the_run) if unit == "dur" else draw(st.integers(1, 7)), unit)
 
 
+def at(run, batch):
+    """Return the clock of a run after some batches."""
+    _, whole, length = run
+    return Clock.at(batch=batch, max_duration=whole, epoch_length=length)
+
+
 @given(runs(), intervals(), st.tuples(*[st.integers(0, 40)] * 3).map(sorted))
 def test_crossing_splits(run, interval, moments):
     """Law of time: Crossing an interval is additive: the step from a to c crosses it exactly if the
     step from a to b or from b to c does.
     """
-    _, whole, length = run
-    a, b, c = (Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in moments)
+    a, b, c = (at(run, n) for n in moments)
 
     assert crossed(a, c, interval) is (crossed(a, b, interval) or crossed(b, c, interval))
     assert not crossed(a, a, interval)
@@ -216,40 +204,24 @@ def in_batches(interval, run):
 
 
 @given(runs(), intervals())
-def test_interval_is_crossed_at_its_multiples(run, interval):
+def test_a_time_is_reached_at_its_batch_and_an_interval_crossed_at_its_multiples(run, time):
     """Law of time: A time is reached, and an interval crossed, at the batch given by direct
     calculation.
     """
-    total, whole, length = run
-    clocks = [Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in range(total + 1)]
-    every = in_batches(interval, run)
+    total = run[0]
+    clocks, every = [at(run, n) for n in range(total + 1)], in_batches(time, run)
 
-    crossing = [n for n in range(1, total + 1) if crossed(clocks[n - 1], clocks[n], interval)]
+    crossing = [n for n in range(1, total + 1) if crossed(clocks[n - 1], clocks[n], time)]
 
     multiples = [k * every for k in range(1, int(total / every) + 1)]
     assert crossing == sorted({-int(-m // 1) for m in multiples})  # rounded up
-
-
-@given(runs(), intervals())
-def test_time_is_reached_at_its_batch_and_stays_reached(run, time):
-    """Law of time: A time is reached, and an interval crossed, at the batch given by direct
-    calculation.
-    """
-    total, whole, length = run
-
-    reached = [
-        Clock.at(batch=n, max_duration=whole, epoch_length=length).reached(time)
-        for n in range(total + 1)
-    ]
-
-    assert reached == [n >= in_batches(time, run) for n in range(total + 1)]
+    assert [clock.reached(time) for clock in clocks] == [n >= every for n in range(total + 1)]
 
 
 @given(runs(), st.integers(0, 40))
 def test_elapsed_is_the_finished_fraction_of_the_run(run, batch):
     """Law of time: `elapsed` is the completed fraction of the run."""
-    total, whole, length = run
-    clock = Clock.at(batch=batch, max_duration=whole, epoch_length=length)
+    total, clock = run[0], at(run, batch)
 
     assert elapsed(clock) == min(batch / total, 1.0)
     assert clock.fraction_of("1dur") == Fraction(batch, total)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from composable import Clock
+from composable.data import seeded_batches
 from composable.optim import Schedule, cosine, linear, step
 from composable.utils.reproducibility import seed_epoch, seed_step
 from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.models import conv_net, mlp, same, weights
-from tests.support.runs import adam, make_trainer, plain_loop, plain_seeded_loop, sgd, trained
+from tests.support.runs import adam, make_trainer, plain_loop, sgd, trained
 from tests.support.strategies import few, seeds
 
 optimizers = st.sampled_from([sgd, adam, partial(torch.optim.AdamW, lr=0.01)])
@@ -81,20 +81,12 @@ def test_with_dropout_and_shuffling_the_weights_are_those_of_a_plain_loop_that_s
     make = conv_net if convolutional else partial(mlp, dropout=0.5)
     loader = partial(shuffling_loader, count, images=convolutional)
     model = make()
-    optimizer_by_hand = optimizer(model.parameters())
+    seeding = {"before_epoch": partial(seed_epoch, seed), "before_batch": partial(seed_step, seed)}
 
-    step = 0
-    for epoch in range(epochs):
-        seed_epoch(seed, epoch)
-        for inputs, targets in loader():
-            seed_step(seed, step)
-            cross_entropy(model(inputs), targets).backward()
-            optimizer_by_hand.step()
-            optimizer_by_hand.zero_grad()
-            step += 1
+    expected = plain_loop(model, loader(), optimizer(model.parameters()), epochs=epochs, **seeding)
     actual = trained(make(), loader(), optimizers=optimizer, max_duration=epochs, seed=seed)
 
-    assert same(actual, weights(model))
+    assert same(actual, expected)
 
 
 @few
@@ -105,14 +97,14 @@ def test_with_a_data_set_that_draws_the_weights_are_those_of_a_plain_loop_that_s
     """Law of transparency: With a data set that draws random numbers, they equal the weights of a
     loop that reads it through `seeded_batches`.
     """
-    by_hand = mlp(dropout=0.5)
+    by_hand, data = mlp(dropout=0.5), noisy_loader(count)
 
-    expected = plain_seeded_loop(
+    expected = plain_loop(
         by_hand,
-        noisy_loader(count),
+        lambda epoch, step: seeded_batches(data, seed, epoch=epoch, first_step=step),
         optimizer(by_hand.parameters()),
-        seed=seed,
         epochs=epochs,
+        before_batch=partial(seed_step, seed),
     )
     actual = trained(
         mlp(dropout=0.5),

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from composable.algorithms import EMA, SAM, GradientClipping
+from property_tests.test_resume import check_resuming, points
+from tests.support.data import batches
 from tests.support.models import same, weights
-from tests.support.runs import make_trainer, training_weights
+from tests.support.runs import adam, make_trainer, sgd, training_weights
 from tests.support.strategies import few
 from tests.support.updates import (
-    adam,
     lbfgs,
     lower,
     pair,
     plain_updates,
-    sgd,
     upper,
     whole,
     with_updates,
@@ -54,22 +54,11 @@ def test_updates_train_as_a_plain_loop_does(given_updates, split, dropout):
 
 
 @few
-@given(updates(), st.integers(1, 5))
-def test_updates_that_are_stopped_anywhere_continue_with_the_same_bits(
-    tmp_path_factory, given_updates, stop
-):
+@given(updates(), points)
+def test_updates_that_are_stopped_anywhere_continue_with_the_same_bits(given_updates, at):
     """Law of updates: A run that is resumed after any batch is bit-identical to the whole run."""
-    folder = tmp_path_factory.mktemp("updates")
-    options = {"save_folder": folder, "save_interval": "1ba", "autoresume": True}
-    expected = with_updates(given_updates)
-    expected.fit()
-    with_updates(given_updates, **options).fit(duration=f"{stop}ba")
-    resumed = with_updates(given_updates, **options)
-    assert resumed.state.timestamp.batch == stop
-    assert resumed.state.losses.keys() == resumed.state.losses.keys()
-    resumed.fit()
-    assert same(weights(resumed.state.model), weights(expected.state.model))
-    assert resumed.state.losses == expected.state.losses
+    made = {"updates": given_updates, "loader": batches(12), "loss_fn": None, "optimizers": None}
+    check_resuming(at, model=pair, **{name: lambda one=one: one for name, one in made.items()})
 
 
 @few

@@ -102,12 +102,17 @@ def loaded(trainer, path):
     return model
 
 
+def with_weights(trainer, tensors):
+    model = empty(trainer)
+    model.load_state_dict(tensors)
+    return model
+
+
 def plainly_loaded(trainer, path):
     """Read a checkpoint with safetensors and PyTorch alone."""
-    tensors, model = load_file(path / "tensors.safetensors"), empty(trainer)
+    tensors = load_file(path / "tensors.safetensors")
     named = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    model.load_state_dict(named)
-    return model
+    return with_weights(trainer, named)
 
 
 def resumed(trainer, path, case):
@@ -122,9 +127,8 @@ def started(trainer, path, case):
 
 
 def exported(trainer, folder):
-    path, model = folder / "exported.safetensors", empty(trainer)
-    model.load_state_dict(load_file(trainer.export_weights(path, overwrite=True)))
-    return model
+    path = trainer.export_weights(folder / "exported.safetensors", overwrite=True)
+    return with_weights(trainer, load_file(path))
 
 
 def unpickled(trainer):
@@ -132,23 +136,21 @@ def unpickled(trainer):
 
 
 def torch_saved(trainer, given):
-    file, model = io.BytesIO(), empty(trainer)
+    file = io.BytesIO()
     torch.save(given.state_dict(), file)
     file.seek(0)
-    model.load_state_dict(torch.load(file))
-    return model
+    return with_weights(trainer, torch.load(file))
 
 
 def artifact(trainer, folder):
     """Return the model that the logger of Weights & Biases uploads."""
     logger, path = WandBLogger(mode="disabled"), folder / "artifact.safetensors"
-    logger._log_model, model = "end", empty(trainer)
+    logger._log_model = "end"
     logger.attach(trainer._run)
     logger._attempt = lambda call: call()
     logger._write_artifact = lambda name, source, kind: path.write_bytes(source.read_bytes())
     logger.fit_end(trainer.state, None)
-    model.load_state_dict(load_file(path))
-    return model
+    return with_weights(trainer, load_file(path))
 
 
 def averaged(trainer, case):

@@ -18,7 +18,7 @@ from tests.support.algorithm_cases import algorithm_sets
 from tests.support.data import batches
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Watch
-from tests.support.runs import make_trainer
+from tests.support.runs import gradients_of, make_trainer
 from tests.support.strategies import few, seeds
 
 DOUBLE = torch.float64
@@ -49,13 +49,10 @@ def test_gradients_of_sam_match_the_paper(rho, count, size, split, seed):
     loader = batches(count, size, dtype=DOUBLE)
     model = mlp(dtype=DOUBLE, seed=seed % 1000)
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
-    seen = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: dict(state.current_gradients()))
 
-    still = torch.optim.SGD(model.parameters(), lr=0.0)
-    options = {"optimizers": still, "callbacks": seen, "max_duration": "1ep", **split}
-    make_trainer(model, loader, algorithms=SAM(rho), **options).fit()
+    found = gradients_of(model, loader, algorithms=SAM(rho), **split)
 
-    for batch, ours in zip(loader, seen.values, strict=True):
+    for batch, (ours, _) in zip(loader, found, strict=True):
         gradient = gradient_of(model, batch)
         grads = gradient(params)
         size = torch.sqrt(sum(grad.square().sum() for grad in grads.values()))

@@ -12,14 +12,22 @@ from pathlib import Path
 from benchmarks.gpu.status import status_lines
 from composable.testing import FunctionReport
 from composable.testing.properties import PROPERTIES
+from tests.support.algorithm_cases import PAIRS
 from tests.support.algorithms import six_algorithms
-from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
+from tests.support.cases import (
+    GROUPS,
+    METHODS,
+    ROOT,
+    Case,
+    FunctionCase,
+    Overview,
+    all_cases,
+    all_function_cases,
+)
 from tests.support.compiled import GRAPHS, USUAL_GRAPHS
-from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS, SIX
 from tests.support.integrations import PAGE as INTEGRATIONS
 from tests.support.other_trainers import NAMES
-from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
 from tools import (
     architectures,

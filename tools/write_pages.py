@@ -27,7 +27,7 @@ def main() -> None:
     if given.exports:
         return
 
-    from tests.support.function_cases import all_function_cases
+    from tests.support.cases import all_function_cases
     from tools import pages
 
     recorded = {} if given.matrix else pages.recorded_answers()

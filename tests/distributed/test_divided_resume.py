@@ -12,6 +12,7 @@ from composable.checkpoint import find, read, verify
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_resume
 from tests.support import parallel_runs as runs
+from tests.support.losses import NaNOnce
 from tests.support.processes import attempt, by_options, run
 
 OPTIONS = {
@@ -106,7 +107,7 @@ def test_checkpoint_that_is_damaged_for_one_process_is_skipped_by_all(copied, tm
 
 @pytest.mark.parametrize("strategy", [DIVIDED, WHOLE], ids=["divided", "whole"])
 def test_processes_roll_back_together(strategy, tmp_path):
-    failing = {"nonfinite_loss": "rollback", "loss_fn": parallel_resume.NaNOnce(3)}
+    failing = {"nonfinite_loss": "rollback", "loss_fn": NaNOnce(3), "loss_mean_over": "examples"}
     options = {**OPTIONS, **strategy, **failing, "folder": str(tmp_path / "run")}
 
     first, second = run(fit_observed, 2, options)

@@ -87,6 +87,6 @@ def test_steps_have_the_bits_of_one_process(name, alone):
     for one in found:
         assert one["weights"] == alone[dtype]["weights"]
         if how == "copies":  # a message of each owner, for each of two groups of matrices
-            assert one["messages"] == ["broadcast"] * 3 * muon_runs.STEPS
+            assert one["messages"] == {"broadcast": 3 * muon_runs.STEPS}
         elif how != "columns":
-            assert one["messages"] == ["all_to_all_single"] * 4 * muon_runs.STEPS
+            assert one["messages"] == {"alltoall_base": 4 * muon_runs.STEPS}

@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from composable.distributed import DDP, FSDP2
-from tests.support import parallel_monitors, parallel_runs
+from tests.support import parallel_runs
 from tests.support.campaign import drawn
-from tests.support.parallel_metrics import evaluate
-from tests.support.parallel_predictions import LOADERS, Changing, predict, write
+from tests.support.parallel_results import (
+    LOADERS,
+    Changing,
+    evaluate,
+    fit_monitored,
+    predict,
+    write,
+)
 from tests.support.processes import attempt, by_options, run
 
 # --- predictions ---
@@ -83,7 +89,7 @@ def test_torchmetrics_beside_an_object_that_needs_all_batches_count_them_once():
 
 OPTIONS = {"optimizers": partial(torch.optim.SGD, lr=0.1), "count": 32, "grad_accum": 2}
 STRATEGIES = {"exact": DDP(shards=4, exact=True), "fast": DDP(shards=4), "sharded": FSDP2(shards=4)}
-fit = partial(by_options, parallel_monitors.fit)
+fit = partial(by_options, fit_monitored)
 
 
 @pytest.mark.parametrize("name", drawn(STRATEGIES, 2))

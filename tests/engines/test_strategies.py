@@ -3,6 +3,7 @@
 import ast
 from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -24,11 +25,15 @@ from composable.runs.recorder import RunRecorder
 from composable.trainer.options import TrainerOptions
 from tests.support import fake_deepspeed, parallel_messages, parallel_runs
 from tests.support.cases import ROOT
-from tests.support.derived_strategies import Sharding
 from tests.support.processes import attempt, by_options, run
 from tests.support.runs import make_trainer
 
 ONE, TWO = Processes(), Processes(0, 2)
+
+
+@attrs.frozen
+class Sharding(FSDP2):
+    """A strategy that a user has derived."""
 
 
 @pytest.mark.parametrize(

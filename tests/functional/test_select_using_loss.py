@@ -1,4 +1,4 @@
-"""Examples are selected by their losses; property_tests/test_purity.py has laws of any batch."""
+"""Examples are selected by their losses; property_tests/test_functions.py has laws of any batch."""
 
 from itertools import permutations
 

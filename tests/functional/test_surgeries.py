@@ -21,8 +21,7 @@ from composable.testing.problems import image_batch
 from composable.utils.reproducibility import preserve_rng, seed_context
 from tests.support import hugging_face
 from tests.support.campaign import each_once
-from tests.support.cases import NEVER
-from tests.support.function_cases import all_function_cases
+from tests.support.cases import NEVER, all_function_cases
 from tests.support.surgery import HEAD, POSITIONS, TOKENS, filled
 from tests.support.tensors import seeded
 

@@ -15,8 +15,8 @@ from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogge
 from composable.optim import cosine
 from composable.testing.properties import Subject, call, no_sync_on
 from composable.utils.reproducibility import get_rng_state, load_rng_state
+from tests.support.cases import all_function_cases
 from tests.support.data import batches
-from tests.support.function_cases import all_function_cases
 from tests.support.models import CLASSES, mlp, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import adam, make_trainer

@@ -37,7 +37,7 @@ from tests.loggers.readers import (
 from tests.support import processes
 from tests.support.data import batches
 from tests.support.observers import Raise
-from tests.support.parallel_monitors import log_rank
+from tests.support.parallel_results import log_rank
 from tests.support.runs import make_trainer, trained
 
 # Warnings of the packages about one another.

@@ -19,7 +19,7 @@ from composable.optim import (
 from composable.optim.building import update_param_groups
 from tests.support.models import Tied, language_model, mlp, same, weights
 from tests.support.optimizers import BY_ROLE, parameters, several
-from tests.support.parallel_runs import fit_by_role
+from tests.support.parallel_runs import fit, linear_net
 from tests.support.processes import run
 from tests.support.runs import make_trainer
 
@@ -203,6 +203,10 @@ def test_a_new_parameter_joins_the_group_of_its_role():
 
 @pytest.mark.parametrize("parallel", [DDP(), FSDP2()], ids=repr)
 def test_two_processes_train_the_model_of_one(parallel):
-    (alone,) = run(fit_by_role, 1, None)
-    for one in run(fit_by_role, 2, parallel):
-        assert one == pytest.approx(alone, rel=1e-4)
+    """One of the optimizers has a state when it is built."""
+    roles = {"matrices": partial(Muon, lr=0.1, dtype=torch.float32)}
+    optimizers = by_role(roles, default=partial(torch.optim.Adagrad, lr=0.1))
+    train = partial(fit, model=linear_net, optimizers=optimizers)
+    (alone,) = run(partial(train, parallel=None), 1)
+    for one in run(partial(train, parallel=parallel), 2):
+        assert [one["size"], one["loss"]] == pytest.approx([alone["size"], alone["loss"]], rel=1e-4)

@@ -29,8 +29,7 @@ from composable.algorithms import (
     MixUp,
     WeightStandardization,
 )
-from tests.support.algorithm_cases import ALGORITHMS
-from tests.support.pairs import PAIRS
+from tests.support.algorithm_cases import ALGORITHMS, PAIRS
 from tests.support.runs import make_trainer
 from tests.support.stand_ins import (
     SWA,

@@ -37,7 +37,7 @@ FURTHER_LAWS = [
     "tests/integrations/test_laws_of_loops.py",
     "property_tests/test_accumulation.py",
     "property_tests/test_algorithm_cases.py",
-    "property_tests/test_explain.py",
+    "property_tests/test_effects.py",
     "property_tests/test_matrix.py",
     "property_tests/test_pairs.py",
     "property_tests/test_resume.py",

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from composable.comparison import Verdict
-from tests.support.cases import METHODS, ROOT
-from tests.support.function_cases import all_function_cases
+from tests.support.cases import METHODS, ROOT, all_function_cases
 from tools.evidence import STUDIES, grade
 from tools.exports import PACKAGES, exports
 from tools.pages import EVIDENCE, REWRITE, methods, pages, recorded_answers

@@ -14,7 +14,7 @@ from composable.functional import cached_gradients
 from composable.testing import functions
 from composable.testing.properties import PROPERTIES, Subject, no_sync_on
 from tests.simgpu import device
-from tests.support.function_cases import all_function_cases
+from tests.support.cases import all_function_cases
 from tools.pages import SHOWN, recorded_answers
 
 KIND = device.KIND

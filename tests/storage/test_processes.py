@@ -6,15 +6,17 @@ from functools import cache, partial
 import pytest
 
 from composable.distributed import DDP, FSDP2
-from tests.support import parallel_resume, parallel_runs, remote_processes
+from tests.support import parallel_runs, remote_processes
 from tests.support.campaign import each_pair
+from tests.support.losses import NaNOnce
 from tests.support.object_store import BUCKET
 from tests.support.processes import attempt, run
 from tests.support.remote_run import URL, saved
 
+ROLLS_BACK = {"nonfinite_loss": "rollback", "loss_mean_over": "examples"}
 WAYS = {
     "plain": dict,
-    "rollback": lambda: {"nonfinite_loss": "rollback", "loss_fn": parallel_resume.NaNOnce(3)},
+    "rollback": lambda: {**ROLLS_BACK, "loss_fn": NaNOnce(3)},
     "best": lambda: {"load_best_at_end": True, "save_best": "accuracy", "save_best_mode": "min"},
 }
 STRATEGIES = {"DDP": DDP(shards=2), "FSDP2": FSDP2(shards=2)}

@@ -3,7 +3,6 @@
 import os
 import warnings
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from composable.integrations import LoopAdapter
 from tests.integrations.loops import LOOPS, Run, own_weights, row
 from tests.integrations.table import OPTIONS, SGD, SIX, dataset, dense_net, net
 from tests.support.data import NoisyExamples
+from tests.support.loop_losses import flat
 from tests.support.models import weights
+from tests.support.processes import connect
 
 SIZE, BATCH, COUNT = 2, 4, 16
 """The processes, the examples of a batch of one process, and those of the data."""
@@ -60,9 +61,7 @@ def divided(name: str = "") -> DataLoader[Any]:
 def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
     """Train with each of the algorithms, and return what each training leaves."""
     warnings.simplefilter("ignore")
-    # The other variables that `torchrun` sets, by which Lightning recognizes it.
-    os.environ.update(LOCAL_WORLD_SIZE=str(SIZE), GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
-    start()
+    connect(torchrun=True)
 
     def run(name: str) -> Run:  # no library divides the loaders of some loops
         parts = {"batches": partial(divided, name)} if loop in INTERLEAVED else {}
@@ -74,8 +73,7 @@ def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
 def continued(loop: str, folder: Path) -> list[Any]:
     """Train to the third of four steps, and then from the checkpoint; return both outcomes."""
     warnings.simplefilter("ignore")
-    os.environ.update(LOCAL_WORLD_SIZE=str(SIZE), GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
-    start()
+    connect(torchrun=True)
     parts = {"batches": divided} if loop in INTERLEAVED else {}
     run = of_row(SIX, processes=SIZE, **parts)
     part = lightning_part if loop == "Lightning, mixin" else huggingface_part
@@ -120,28 +118,22 @@ def outcome(model: nn.Module, own: Any, evaluated: Any, state: Any) -> dict[str,
     now = state.timestamp
     return {
         # As lists: a process that has ended cannot share tensors.
-        "trained": list(chain(*(own[name].flatten().tolist() for name in names))),
-        "evaluated": list(chain(*(evaluated[name].flatten().tolist() for name in names))),
+        "trained": flat({name: own[name] for name in names}),
+        "evaluated": flat({name: evaluated[name] for name in names}),
         "clock": [now.batch, now.sample],
     }
 
 
-def start() -> None:
-    """Connect the processes, unless they are."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-
-
 def different_seeds() -> None:
     """Train with another seed on each process."""
-    start()
+    connect()
     t = Run().adapter(model := dense_net(), SGD(model.parameters()), seed=dist.get_rank())
     next(t.epoch(divided()))
 
 
 def noise() -> list[list[float]]:
     """Return the first batch of an epoch, and the dropout of its forward pass."""
-    start()
+    connect()
     t = Run().adapter(model := dense_net(), SGD(model.parameters()))
     inputs, _ = next(t.epoch(DataLoader(NoisyExamples(COUNT, images=True), BATCH)))
     return [inputs.flatten().tolist(), torch.rand(4).tolist()]
@@ -149,6 +141,6 @@ def noise() -> list[list[float]]:
 
 def wrapped_model() -> None:
     """Pass a wrapped model."""
-    start()
+    connect()
     wrapped: nn.Module = DistributedDataParallel(net("BlurPool"))
     Run([BlurPool(min_channels=0)]).adapter(wrapped)

@@ -91,7 +91,8 @@ _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def public_calls() -> Iterator[PublicCall]:
     """List the methods, from their cases, and everything else.
 
-    What needs no argument, and raises no errors of its own, is not in a list.
+    What needs only arguments that have a value by their name, and raises no errors of its own, is
+    not in a list.
     """
     seen = set()
     for case in all_cases():
@@ -110,13 +111,15 @@ def public_calls() -> Iterator[PublicCall]:
         name = getattr(function, "__qualname__", None) or function.func.__qualname__
         yield PublicCall(name, function, valid, tuple(errors), *_passed_on(name))
     for thing in dict.fromkeys(exported().values()):
-        if thing not in seen and not _requires_arguments(thing):
-            yield PublicCall(thing.__qualname__, thing)
+        values = {name: BY_NAME.get(name) for name in _required(thing)}
+        if thing not in seen and None not in values.values():
+            name = thing.__qualname__
+            yield PublicCall(name, thing, given(**values), (), *_passed_on(name))
 
 
-def _requires_arguments(function: Callable[..., Any]) -> bool:
+def _required(function: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
-    return any(p.default is p.empty and p.kind not in VARIABLE for p in parameters)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in VARIABLE]
 
 
 @contextmanager
@@ -340,12 +343,35 @@ OPTIMIZER = Fresh(lambda: torch.optim.AdamW(models.mlp().parameters()))
 CLOCK, BATCHES = Fresh(a_clock), Fresh(lambda: batches(8))
 BATCH = Fresh(lambda: batches(4)[0])
 FILES = (OSError, CheckpointError)
+BY_NAME: dict[str, Any] = {
+    "batch_size": 4,
+    "dataloader": LOADER,
+    "dataset": 10,
+    "epoch": 1,
+    "gamma": 0.5,
+    "lr": 0.1,
+    "milestones": ["0.5dur"],
+    "model": MODEL,
+    "module": MODEL,
+    "monitor": "loss",
+    "optimizer": OPTIMIZER,
+    "outputs": torch.zeros(4, 3),
+    "params": [nn.Parameter(torch.ones(2))],
+    "power": 2.0,
+    "seed": 3,
+    "step": 1,
+    "step_size": "2ep",
+    "t_warmup": "1ep",
+    "targets": torch.zeros(4).long(),
+    "threshold": 0.5,
+}
+"""Valid values of required arguments, by name."""
 
 data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers
 report = composable.report
 optim, rng = composable.optim, composable.utils.reproducibility
 batch, time = composable.batches.batch, composable.core.time
-testing, callbacks, metrics = composable.testing, composable.callbacks, composable.metrics
+callbacks, metrics = composable.callbacks, composable.metrics
 OTHERS: list[Any] = [
     (composable.Trainer, trainer_arguments, *FILES, ImportError),  # DeepSpeed is not in all extras
     (method(a_trainer, "fit"), given(duration="1ba")),
@@ -361,19 +387,15 @@ OTHERS: list[Any] = [
         given(name="all", loss=composable.identity, optimizer=sgd, every=2, times=2),
     ),
     (composable.Evaluator, given(label="test", dataloader=BATCHES)),
-    (composable.Key, given(seed=3)),
     (method(lambda: composable.Key(3), "fold"), given(data=("x", 3))),
     (method(lambda: composable.Key(3), "generator"), given(device="cpu")),
-    (composable.Plan, given(algorithms=(SMOOTH(0.1),))),
     (composable.Plan.compile, given(algorithms=[SMOOTH(0.1)], callbacks=[], loggers=[])),
     (method(a_plan, "timeline"), given(max_duration="2ep", epoch_length=4)),
     (method(a_timestamp, "get"), given(unit="ep")),
     (method(lambda: composable.State(models.linear()), "reached"), given(time="1ep")),
     (method(loggers.InMemoryLogger, "series"), given(name="loss")),
     (composable.Time, given(value=3, unit="ep")),
-    (composable.Timestamp, given(batch=3)),
     (composable.Logger, given(destinations=[loggers.InMemoryLogger()])),
-    (composable.State, given(model=MODEL)),
     (composable.anneal, given(kind=SMOOTH, smoothing=lambda state: 0.1)),
     (composable.chain, given(algorithms=(SMOOTH(0.1),))),
     (composable.choose, given(algorithms=[SMOOTH(0.1), SMOOTH(0.2)], weights=[1, 2])),
@@ -383,9 +405,7 @@ OTHERS: list[Any] = [
     (registered, given(callback=composable.Callback())),
     (composable.replay, a_replay, *FILES),
     (callbacks.CheckpointSaver, given(folder=FOLDER, overwrite=False), OSError),
-    (callbacks.EarlyStopper, given(monitor="loss")),
     (callbacks.PruneTrial, given(trial=None, monitor="loss")),
-    (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
     (callbacks.Generate, given(prompts=torch.tensor([[1, 2]]))),
     (callbacks.ExportForInference, given(path=Fresh(lambda: "model.pt2"))),
     (callbacks.MemorySnapshot, given(folder=FOLDER), OSError),
@@ -396,10 +416,7 @@ OTHERS: list[Any] = [
     (loggers.CSVLogger, given(path=Fresh(a_file), overwrite=False), OSError),
     (loggers.WandBLogger, given(mode="offline")),
     (loggers.CometLogger, given(mode="offline")),
-    (loggers.TrackioLogger, given()),
     (loggers.AzureMLLogger, given(), ModuleNotFoundError),  # its package is not in all extras
-    (F.Rotation, given(fraction=0.5)),
-    (optim.decay_groups, given(module=MODEL)),
     (optim.by_role, given(optimizers={"head": {"lr": 0.1}}, default=sgd)),
     (optim.MultiOptimizer, given(optimizers=[sgd([nn.Parameter(torch.ones(2))])])),
     (optim.role_groups, given(model=MODEL, roles={"head": ["0.weight"]})),
@@ -407,42 +424,19 @@ OTHERS: list[Any] = [
     (optim.per_option, given(schedules={"lr": optim.linear()})),
     (optim.scaling_rule, given(size=len, base=2)),
     (optim.cosine_restarts, given(period="2ep")),
-    (optim.exponential, given(gamma=0.5)),
     (optim.Muon, given(params=MODEL, lr=0.1)),
-    (optim.RowAdagrad, given(params=[nn.Parameter(torch.ones(2))])),
-    (optim.SGDScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
-    (optim.AdamWScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
-    (optim.layerwise_groups, given(model=MODEL, lr=0.1)),
     (
         optim.muon_groups,
         given(model=MODEL, matrices=["0.weight"], others=[], stacked=None, split_attention=None),
     ),
-    (optim.multi_step, given(milestones=["0.5dur"])),
     (optim.per_group, given(schedules={"head": optim.linear()})),
-    (optim.polynomial, given(power=2.0)),
     (optim.scale_schedule, given(schedule=optim.cosine(warmup="2ep"), ratio=0.5)),
-    (optim.step, given(step_size="2ep")),
     (
         data.BatchSizeWarmupSampler,
         given(dataset=10, batch_size=4, min_batch_size=2, duration=20, seed=3, shuffle=True),
     ),
-    (optim.with_cautious_weight_decay, given(optimizer=OPTIMIZER)),
-    (optim.with_ema_nesterov, given(optimizer=OPTIMIZER)),
-    (optim.with_lookahead, given(optimizer=OPTIMIZER)),
-    (optim.with_momentum_warmup, given(optimizer=OPTIMIZER)),
-    (optim.ConstantWithWarmupScheduler, given(t_warmup="1ep")),
     (optim.CosineAnnealingWarmRestartsScheduler, given(t_0="1ep")),
-    (optim.CosineAnnealingWithWarmupScheduler, given(t_warmup="1ep")),
-    (optim.ExponentialScheduler, given(gamma=0.5)),
-    (optim.LinearWithWarmupScheduler, given(t_warmup="1ep")),
-    (optim.MultiStepScheduler, given(milestones=["0.5dur"])),
-    (optim.MultiStepWithWarmupScheduler, given(t_warmup="1ep", milestones=["0.5dur"])),
-    (optim.PolynomialScheduler, given(power=2.0)),
-    (optim.PolynomialWithWarmupScheduler, given(t_warmup="1ep")),
-    (optim.StepScheduler, given(step_size="2ep")),
-    (data.GlobalBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.InfoBatch, given(sampler=data.InfoBatchSampler(4, batch_size=2, seed=3))),
-    (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
     (
         data.LengthGroupedBatchSampler,
@@ -454,12 +448,7 @@ OTHERS: list[Any] = [
     (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
     (data.write_token_file, given(path=Fresh(a_file), tokens=torch.arange(4)), OSError),
-    (data.get_generator_states, given(dataloader=LOADER)),
-    (data.read_loader_state, given(dataloader=LOADER)),
-    (data.seeded_batches, given(dataloader=LOADER, seed=3, epoch=0)),
     (data.set_generator_states, given(dataloader=LOADER, states=Fresh(some_states))),
-    (composable.metrics.accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
-    (metrics.token_accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
     (metrics.OfLoss, given(function=torch.exp)),
     (metrics.OfAll, given(function=torch.add)),
     (method(lambda: metrics.OfAll, "compute_metrics"), given(function=dict)),
@@ -469,10 +458,7 @@ OTHERS: list[Any] = [
     ),
     (method(lambda: metrics.perplexity, "__call__"), given(loss=torch.tensor(1.0))),
     (composable.models.AuxiliaryLoss, given(loss_fn=cross_entropy, weight=0.4)),
-    (composable.models.Classifier, given(module=MODEL)),
-    (composable.models.Detector, given(module=MODEL)),
     (composable.models.Ensemble, given(members=Fresh(lambda: [models.mlp()]))),
-    (composable.models.HuggingFaceModel, given(model=MODEL)),
     (composable.models.lora_config, given(rank=2, alpha=4), ModuleNotFoundError),
     (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
     (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
@@ -500,11 +486,6 @@ OTHERS: list[Any] = [
         given(algorithms=[SMOOTH(0.1)], model=MODEL, loss_fn=cross_entropy, max_duration="2ep"),
     ),
     (rng.load_rng_state, given(state=Fresh(rng.get_rng_state))),
-    (rng.seed_all, given(seed=3)),
-    (rng.seed_context, given(seed=3)),
-    (rng.seed_epoch, given(seed=3, epoch=1)),
-    (rng.seed_fetch, given(seed=3, step=1)),
-    (rng.seed_step, given(seed=3, step=1)),
     (BatchSpec, given()),
     (batch.count_examples, given(inputs=torch.zeros(4, 3))),
     (batch.map_tensors, given(function=torch.neg, tree=[torch.ones(2)])),

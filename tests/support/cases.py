@@ -8,7 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -350,6 +350,14 @@ def all_cases() -> tuple[Case, ...]:
     cases = tuple(map(_load, names))
     check_complete(cases)
     return cases
+
+
+def all_function_cases() -> Iterator[tuple[Case, FunctionCase]]:
+    """List the rows of the matrix, each with its method; single operations on images come last."""
+    for case in sorted(all_cases(), key=lambda case: (not case.overview, case.name)):
+        for row in case.functions:
+            if not row.no_row:
+                yield case, row
 
 
 def _load(name: str) -> Case:

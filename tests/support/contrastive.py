@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from composable import Event, State
+from composable._support.dtensors import whole
 from composable.algorithms import WholeLoss
 from tests.support.runs import make_trainer
 
@@ -69,7 +70,7 @@ def trained_pair(
     def keep(event: Event, state: State, logger: Any) -> None:
         if event is Event.AFTER_TRAIN_BATCH:
             losses.append(float(state.loss))  # type: ignore[arg-type]
-            gradients.update({n: whole(g) for n, g in state.current_gradients().items()})
+            gradients.update({n: numbers(g) for n, g in state.current_gradients().items()})
 
     loss = Contrast(noise)
     trainer = make_trainer(
@@ -81,7 +82,7 @@ def trained_pair(
     )
     trainer.fit()
     state = trainer.state
-    weights = {name: whole(one) for name, one in state.named_parameters()}
+    weights = {name: numbers(one) for name, one in state.named_parameters()}
     calls = int(state.loss_module.calls)  # type: ignore[union-attr, arg-type]
     return {"losses": losses, "gradients": gradients, "weights": weights, "calls": calls}
 
@@ -91,8 +92,6 @@ def trained_with(options: dict[str, Any], algorithms: Any = ()) -> dict[str, Any
     return trained_pair(10, 3, algorithms=[WholeLoss(), *algorithms], **options)
 
 
-def whole(tensor: Any) -> list[float]:
+def numbers(tensor: Tensor) -> list[float]:
     """Return a tensor, or the parts of it that processes have, as numbers."""
-    tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    numbers: list[float] = tensor.detach().flatten().tolist()
-    return numbers
+    return whole(tensor).detach().flatten().tolist()  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from tests.support.models import CLASSES, FEATURES, LENGTH, SIDE, WORDS
 
@@ -85,6 +85,27 @@ class Stream:
 def stream(count: int = 10, size: int = 4, **options: Any) -> Stream:
     """Return the batches of `batches` as a stream of unknown length."""
     return Stream(batches(count, size, **options))
+
+
+class Stateful(IterableDataset[Any]):
+    """A stream of examples with a state: the number of those that were read in the epoch."""
+
+    at = begin = 0
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.begin = self.begin, 0
+        while self.at < len(self.inner):
+            self.at += 1
+            yield self.inner[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.begin = state["at"]
 
 
 def shuffling_loader(

@@ -1,6 +1,5 @@
 """Losses of steps in external loops, and the Trainer's: functions that processes import too."""
 
-import os
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from composable import SplitLossError
 from tests.integrations.loops import LOOPS, Run, own_weights
 from tests.support.losses import focal, masked
+from tests.support.processes import connect
 from tests.support.runs import training_weights
 from tests.support.split_losses import ALGORITHMS, LOSSES, examples, model
 
@@ -87,7 +87,7 @@ def in_processes(
     names: list[str], sizes: list[list[int]], count: int, seed: int, algorithms: str = "plain"
 ) -> dict[str, Any]:
     """Train in this process with each of some losses."""
-    start()
+    connect()
     batches = parts_of_process(sizes, dist.get_rank(), seed)
     given = {"accumulate_batches": count, "processes": len(sizes)}
     return {name: by_loop(run_of(name, batches, algorithms, **given)) for name in names}
@@ -103,8 +103,7 @@ def joined(sizes: list[list[int]], count: int, seed: int) -> list[Any]:
 
 def in_library(loop: str, names: list[str]) -> dict[str, Any]:
     """Train in this process with each of some losses, in a loop of a library."""
-    os.environ.update(LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
-    start()
+    connect(torchrun=True)
     data = TensorDataset(*examples(24))
     own: Any = DistributedSampler(data, shuffle=False) if "Lightning" in loop else None
     loader = partial(DataLoader, data, 3, sampler=own)
@@ -115,9 +114,3 @@ def in_library(loop: str, names: list[str]) -> dict[str, Any]:
 def of_all_processes() -> list[Any]:
     """Return the batches of two steps of all processes of `in_library`, in any order."""
     return list(zip(*(one.split(12) for one in examples(24)), strict=True))
-
-
-def start() -> None:
-    """Connect the processes, unless they are."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,8 @@ from torch import Tensor, nn
 from composable import Trainer
 from composable.distributed import DDP, FSDP2
 from composable.distributed.starting import join_processes
+from tests.support.parallel_runs import digest
+from tests.support.runs import make_trainer
 
 
 class Scaled(nn.Module):
@@ -96,6 +97,7 @@ def language() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(**sizes, **dropout))  # type: ignore[arg-type]
 
 
+adamw = partial(torch.optim.AdamW, lr=1e-2)
 STRATEGIES: dict[str, Any] = {
     "one": None,
     "copies": DDP(shards=2),
@@ -117,23 +119,15 @@ def built(model: Callable[[], nn.Module], strategy: str, **options: Any) -> Trai
     ]
     if model is language:
         data = [{"input_ids": y.view(2, 4), "labels": y.view(2, 4)} for _, y in data]
-    return Trainer(
-        module,
-        train_dataloader=data,
-        loss_fn=None if model is language else nn.functional.cross_entropy,
-        optimizers=partial(torch.optim.AdamW, lr=1e-2),
-        parallel=STRATEGIES[strategy],
-        **{"max_duration": "1ep", "seed": 3, "device": "cpu", "progress_bar": False, **options},
-    )
+    loss = None if model is language else nn.functional.cross_entropy
+    given = {"max_duration": "1ep", "seed": 3, "device": "cpu", "optimizers": adamw, **options}
+    return make_trainer(module, data, loss_fn=loss, parallel=STRATEGIES[strategy], **given)
 
 
 def weights_of(trainer: Trainer) -> str:
     """Return a hash of the parameters and buffers."""
     model = trainer.state.model
-    named = [*model.named_parameters(), *model.named_buffers()]
-    whole = [(name, getattr(one, "full_tensor", lambda one=one: one)()) for name, one in named]
-    rounded = [(name, one.tolist()) for name, one in sorted(whole, key=lambda pair: pair[0])]
-    return hashlib.sha256(repr(rounded).encode()).hexdigest()[:12]
+    return digest([dict(model.named_parameters()), dict(model.named_buffers())])
 
 
 def each(cases: list[tuple[str, str]], folder: str | None = None) -> list[Any]:
@@ -199,9 +193,8 @@ def growth(size: int) -> tuple[float, float]:
     options |= {"optimizers": partial(torch.optim.SGD, lr=0.1), "seed": 1}
     Trainer(Wide(1 << 16), **options)  # it imports what the next one needs
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(
-        0
-    )  # what earlier cases of this process have freed would be reused
+    # What earlier cases of this process have freed would be reused.
+    ctypes.CDLL(None).malloc_trim(0)
     before, files = _memory("VmRSS"), _memory("RssFile")
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the current value
     with torch.device("meta"):

@@ -1,20 +1,18 @@
 """Steps of Muon on several processes: functions that those processes import."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from composable._support.dtensors import sharded_like
+from composable._support.dtensors import sharded_like, whole
 from composable.distributed.starting import join_processes
 from composable.optim import Muon, muon, muon_groups
+from tests.support.parallel_messages import Messages
 
 STEPS = 3
 
@@ -33,28 +31,6 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(5, 4, 6))
-
-
-@contextmanager
-def counted_messages() -> Iterator[list[str]]:
-    """Yield the names of the collectives that are called in the block."""
-    names, found = ("all_to_all_single", "broadcast", "all_reduce", "all_gather"), []
-    saved = {name: getattr(dist, name) for name in names}
-
-    def counting(name: str) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            found.append(name)
-            return saved[name](*args, **options)
-
-        return call
-
-    try:
-        for name in names:
-            setattr(dist, name, counting(name))
-        yield found
-    finally:
-        for name in names:
-            setattr(dist, name, saved[name])
 
 
 def steps(how: str, dtype: str, *, experts: bool = False, **options: Any) -> dict[str, Any]:
@@ -81,14 +57,14 @@ def steps(how: str, dtype: str, *, experts: bool = False, **options: Any) -> dic
     )
     generator = torch.Generator().manual_seed(1)
     spy = mock.patch.object(muon, "iterate", wraps=muon.iterate)
-    with counted_messages() as found, spy as iterate:
+    with Messages() as messages, spy as iterate:
         for _ in range(STEPS):
             for p in model.parameters():
                 p.grad = sharded_like(torch.randn(p.shape, generator=generator), p)
             optimizer.step()
     work = sum(call.args[0].numel() for call in iterate.call_args_list)
-    whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
-    return {"weights": [one.tolist() for one in whole], "messages": found, "work": work}
+    weights = [whole(p).tolist() for p in model.parameters()]
+    return {"weights": weights, "messages": dict(messages.counts), "work": work}
 
 
 def _shard(model: nn.Module, how: str, size: int) -> None:

@@ -20,7 +20,6 @@ from composable.callbacks import (
     ComputeNorm,
     Generate,
     GradientNoise,
-    ImageVisualizer,
     LRMonitor,
     MemoryMonitor,
     NaNMonitor,
@@ -137,10 +136,6 @@ TRACES = tempfile.TemporaryDirectory()  # until the process ends
 
 def a_profiler():
     return Profiler(TRACES.name, wait=0, active=2, repeat=None)
-
-
-def images():
-    return ImageVisualizer("2ba", mode="segmentation")
 
 
 def memory():

@@ -7,15 +7,16 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from composable.algorithms import EMA, GradientClipping, MixUp
 from composable.callbacks import CheckpointSaver
 from composable.integrations import adapt_loop
-from tests.support.data import batches, examples, noisy_loader, shuffling_loader, stream
+from tests.support.data import Stateful, batches, examples, noisy_loader, shuffling_loader, stream
+from tests.support.outcomes import differences
 
 MOMENTS = ("batch", "loss", "step", "end of batch", "end of epoch", "evaluation", "scheduler")
 """What a loop does, in this order."""
@@ -28,31 +29,12 @@ class KilledError(BaseException):
     """Ends a run at once, as SIGKILL does."""
 
 
-class Rows(IterableDataset[Any]):
-    """A stream of examples that has a state."""
-
-    def __init__(self, count: int = COUNT) -> None:
-        self.rows, self.at, self.begin = list(zip(*examples(count), strict=True)), 0, 0
-
-    def __iter__(self) -> Any:
-        self.at, self.begin = self.begin, 0
-        while self.at < len(self.rows):
-            self.at += 1
-            yield self.rows[self.at - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["at"]
-
-
 LOADERS = {
     "list": partial(batches, COUNT),
     "shuffled": partial(shuffling_loader, COUNT),
     "noisy": partial(noisy_loader, COUNT),
     "generator": lambda: shuffling_loader(COUNT, generator=torch.Generator().manual_seed(3)),
-    "stateful stream": lambda: DataLoader(Rows(), 4),
+    "stateful stream": lambda: DataLoader(Stateful(list(zip(*examples(COUNT), strict=True))), 4),
     "stream": partial(stream, COUNT),
     "workers": lambda: DataLoader(noisy_loader(COUNT).dataset, 4, shuffle=True, num_workers=1),
 }
@@ -158,10 +140,4 @@ def _noise() -> list[float]:
 
 def equal(one: Any, other: Any) -> bool:
     """Return whether two trees are equal, tensors bit for bit."""
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
+    return not differences(one, other)

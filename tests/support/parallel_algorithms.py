@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from composable._support import dtensors
 from composable.distributed import DDP, FSDP2, Processes
 from composable.distributed.starting import join_processes
 from tests.support.algorithm_cases import ALGORITHMS
@@ -60,7 +60,7 @@ def _train(case: AlgorithmCase, parallel: Any) -> dict[str, Any]:
         parallel=parallel,
     )
     left = left_by(trainer.fit())
-    whole = {name: _gathered(tensor) for name, tensor in left["weights"].items()}
+    whole = {name: dtensors.whole(tensor) for name, tensor in left["weights"].items()}
     return {
         "bits": digest({"weights": whole, "memory": left["memory"], "averages": left["averages"]})
         if getattr(parallel, "exact", False)
@@ -69,7 +69,3 @@ def _train(case: AlgorithmCase, parallel: Any) -> dict[str, Any]:
         "norm": float(sum(t.double().square().sum() for t in whole.values())),
         "counts": left["counts"],
     }
-
-
-def _gathered(tensor: Tensor) -> Tensor:
-    return getattr(tensor, "full_tensor", lambda: tensor)()

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from composable import Callback
 from composable.checkpoint import reader
@@ -18,24 +18,6 @@ def wide_net() -> nn.Module:
     torch.manual_seed(0)
     first, last = nn.Linear(2 * SIDE * SIDE, 256), nn.Linear(256, CLASSES)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last)
-
-
-class NaNOnce:
-    """A loss that is NaN in one call with gradients; without, it is compared with its halves."""
-
-    def __init__(self, call: int) -> None:
-        self.call = call
-        self.calls = 0
-
-    def loss_weight(self, outputs: Tensor, batch: Any) -> int:
-        """Return the number of examples."""
-        return len(outputs)
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss."""
-        self.calls += torch.is_grad_enabled()
-        factor = float("nan") if self.calls == self.call else 1.0
-        return nn.functional.cross_entropy(outputs, targets) * factor
 
 
 class AtStart(Callback):

@@ -14,9 +14,17 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from composable import Callback, Trainer
+from composable._support.dtensors import whole
 from composable._support.tree import map_tensors
 from composable.algorithms import GradientClipping, LabelSmoothing, NGramEmbeddings
 from composable.callbacks import (
@@ -31,12 +39,15 @@ from composable.checkpoint import files
 from composable.core.control import Control
 from composable.distributed import DDP, Processes
 from composable.distributed.signals import Preempted
+from composable.distributed.starting import join_processes
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
-from composable.optim import Muon, RowAdagrad, by_role
+from composable.optim import RowAdagrad, by_role
 from composable.resume.manager import CheckpointManager
 from composable.utils.reproducibility import seed_context
+from tests.support.data import Stateful
 from tests.support.models import CLASSES, SIDE, conv_net
+from tests.support.runs import make_trainer
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -162,45 +173,16 @@ def fit_observed(folder: str, **options: Any) -> dict[str, Any]:
     return fit(callbacks=observers(folder), progress_bar=True, **options)
 
 
-class Stateful(Stream):
-    """A stream with a state: the number of examples that were read in the epoch."""
-
-    at = begin = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.at, self.begin = self.begin, 0
-        while self.at < len(self.inner):
-            self.at += 1
-            yield self.inner[self.at - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position."""
-        return {"at": self.at}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Start the next iteration there."""
-        self.begin = state["at"]
-
-
 class Shardable(Stateful):
     """A stream of which each part has a state of its own: part 1 of 2 is ahead of part 0."""
 
     def shard(self, num_shards: int, index: int) -> "Shardable":
         """Return a part."""
-        part = Shardable(self.inner)
-        part.numbers = list(range(len(self.inner)))[index::num_shards]
+        part = Shardable(Subset(self.inner, range(len(self.inner))[index::num_shards]))
         part.ahead = 100 * index
         return part
 
-    numbers: list[int] | None = None
     ahead = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        numbers = range(len(self.inner)) if self.numbers is None else self.numbers
-        self.at, self.begin = self.begin, 0
-        while self.at < len(numbers):
-            self.at += 1
-            yield self.inner[numbers[self.at - 1]]
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
@@ -296,8 +278,7 @@ def digest(tree: Any) -> str:
     found = hashlib.sha256()
 
     def add(tensor: Tensor) -> Tensor:
-        whole = getattr(tensor, "full_tensor", lambda: tensor)()
-        found.update(repr(whole.double().flatten().tolist()).encode())
+        found.update(repr(whole(tensor).double().flatten().tolist()).encode())
         return tensor
 
     map_tensors(add, _plain(tree))
@@ -306,8 +287,7 @@ def digest(tree: Any) -> str:
 
 def size_of(model: nn.Module) -> float:
     """Return the sum of the absolute values of the parameters."""
-    whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()]
-    return sum(float(one.detach().double().abs().sum()) for one in whole)
+    return sum(float(whole(one).detach().double().abs().sum()) for one in model.parameters())
 
 
 def _plain(tree: Any) -> Any:
@@ -343,8 +323,6 @@ def fit(
     **changes: Any,
 ) -> dict[str, Any]:
     """Train, and return what a test compares: losses, hashes, results, counts."""
-    from composable.distributed.starting import join_processes
-
     processes = join_processes()
     log = InMemoryLogger()
     options: dict[str, Any] = {
@@ -392,49 +370,18 @@ def fit(
     }
 
 
-def fit_by_role(parallel: Any) -> list[float]:
-    """Train with optimizers by role, one of which has a state when it is built.
-
-    Returns:
-        The sums of the absolute values of the parameters.
-    """
-    from composable.distributed.starting import join_processes
-
-    join_processes()
-    trainer = Trainer(
-        linear_net(),
-        train_dataloader=DataLoader(images(32), batch_size=16),
-        loss_fn=cross_entropy,
-        optimizers=by_role(
-            {"matrices": partial(Muon, lr=0.1, dtype=torch.float32)},
-            default=partial(torch.optim.Adagrad, lr=0.1),
-        ),
-        max_duration="2ep",
-        progress_bar=False,
-        parallel=parallel,
-    )
-    model = trainer.fit().model
-    whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()]
-    return [float(one.detach().double().abs().sum()) for one in whole]
-
-
 def fit_tables(parallel: Any, sparse: bool) -> list[float]:
     """Train a table of n-grams, and return its weights."""
-    from composable.distributed.starting import join_processes
-
-    join_processes()
     tokens = torch.arange(17 * 6).view(17, 6) % 7 % 4  # the last batch is that of one process
-    trainer = Trainer(
+    trainer = make_trainer(
         tabled_net(),
-        train_dataloader=DataLoader(TensorDataset(tokens, tokens.roll(-1, 1)), batch_size=8),
+        DataLoader(TensorDataset(tokens, tokens.roll(-1, 1)), batch_size=8),
         loss_fn=flat_loss,
         optimizers=by_role(
             {"tables": partial(RowAdagrad, lr=0.1, weight_decay=0.1)},
             default=partial(torch.optim.SGD, lr=0.1),
         ),
         algorithms=[NGramEmbeddings(rows=64, sparse=sparse), GradientClipping("norm", 0.5)],
-        max_duration="2ep",
-        progress_bar=False,
         parallel=parallel,
     )
     model: Any = trainer.fit().model
@@ -458,21 +405,7 @@ class Mixed(nn.Linear):
     sparse = True
 
 
-def fit_sparse_in_name() -> list[float]:
-    """Train a layer with an attribute `sparse`, and return its weights."""
-    from composable.distributed.starting import join_processes
-
-    join_processes()
+def mixed_net() -> nn.Module:
+    """Build a model of such a layer."""
     with seed_context(0):
-        model = nn.Sequential(nn.Flatten(), Mixed(2 * SIDE * SIDE, CLASSES))
-    trainer = Trainer(
-        model,
-        train_dataloader=DataLoader(images(16), batch_size=8),
-        loss_fn=cross_entropy,
-        optimizers=partial(torch.optim.SGD, lr=0.1),
-        max_duration="1ep",
-        progress_bar=False,
-        parallel=DDP(shards=2),
-    )
-    trainer.fit()
-    return [float(one) for one in model[1].weight.flatten()]
+        return nn.Sequential(nn.Flatten(), Mixed(2 * SIDE * SIDE, CLASSES))

@@ -143,6 +143,17 @@ def _end_groups() -> None:
         group.end()
 
 
+def connect(*, torchrun: bool = False) -> None:
+    """Connect the processes, unless they are, with all variables of `torchrun` or without."""
+    import torch.distributed as dist
+
+    if torchrun:  # by which Lightning recognizes it
+        own = {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "GROUP_RANK": "0"}
+        os.environ.update(own, TORCHELASTIC_RUN_ID="test")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process runs: it has not ended, reaped or not."""
     try:

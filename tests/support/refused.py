@@ -15,9 +15,12 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adagrad, AdamW, Rprop
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassF1Score
 
 import composable.functional as F
-from composable import Clock
+from composable import Clock, Evaluator
+from composable.metrics import OfAll
 from composable.optim import (
     AdamWScheduleFree,
     MultiOptimizer,
@@ -43,6 +46,7 @@ FLAG, TIME, MODE, LIST = "True or False", "greater than 0", "'min', 'max' or Non
 ABOVE, AT_LEAST_0, AT_LEAST_1 = "greater than 0|above 0", "at least 0", "at least 1"
 NO_SIZE, NO_NUMBER = (0, -1, 1.5, True), ("1ep", True, None, torch.tensor(1.0), nan)
 WEIGHT, MATRIX = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 2))
+METRIC, COLLECTION = OfAll(torch.add), MetricCollection([MulticlassF1Score(3)])
 
 MUST_BE = "must be|must not be|'10ep'|is out of range: use|invalid time"
 OF_TRAINER: Mapping[str, Sequence[Any]] = {
@@ -413,6 +417,14 @@ TOGETHER: Sequence[tuple[str, Mapping[str, Any], str]] = [
     ("find_lr", {"batches": []}, "batches: the loader returned no batch; check"),
     ("find_lr", {"min_lr": 1.0, "max_lr": 0.1}, "min_lr=1.0 .*max_lr=0.1"),
     ("with_ema_nesterov", {"start": 3, "end": 2}, "start=3 must be at most end=2"),
+    ("Trainer", {"train_metrics": {"all": METRIC}}, r"train_metrics\['all'\] is of OfAll, which"),
+    ("Trainer", {"train_metrics": 3}, "train_metrics=3 must be a mapping"),
+    ("Trainer", {"train_metrics": {"x": COLLECTION}}, "metrics of a collection"),
+    (
+        "Trainer",
+        {"train_metrics": {"x": len}, "eval_dataloader": Evaluator("train", [1])},
+        "the label 'train'; rename",
+    ),
     (
         "with_ema_nesterov",
         {"optimizer": with_ema_nesterov(SGD([MATRIX]))},
@@ -533,6 +545,12 @@ OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (F.apply_selection, (torch.zeros(4, 2), Y), r'one loss per example.*reduction="none"'),
     (partial(F.should_select, start=0.6, end=0.5), (0.5, 0), "start=0.6 must be at most end=0.5"),
     # sequences
+    # documents
+    (
+        F.pack_documents,
+        ([torch.tensor([True, False])], 4),
+        r"integer dtype, not the shape \(2,\) and torch\.bool",
+    ),
     (SHORTEN, ({},), "batch must have sequences.* a dict without tensors"),
     (SHORTEN, ({"y": torch.zeros(3)},), r"batch must have sequences.* it has y: \(3,\)"),
     (SHORTEN, ("text",), "batch must have sequences.* a str without tensors"),

@@ -4,21 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from composable import Callback
 from composable._support import object_stores
+from composable.distributed.starting import join_processes
 from tests.support import parallel_runs as runs
-
-
-class Lost(Callback):
-    """Ends the run with an error at the start of a batch."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-
-    def batch_start(self, state: Any, logger: Any) -> None:
-        """Raise the error."""
-        if state.timestamp.batch == self.batch:
-            raise KeyError("the machine is lost")
+from tests.support.observers import Raise
 
 
 def fit(
@@ -32,8 +21,6 @@ def fit(
         stop: The batch before which the machines are lost.
         options: Those of `parallel_runs.fit`.
     """
-    from composable.distributed.starting import join_processes
-
     rank = join_processes().rank
     os.environ.update(environment)
     home = Path(homes[rank % len(homes)])
@@ -43,4 +30,5 @@ def fit(
     os.environ["LOCAL_RANK"] = "0" if len(homes) > 1 else str(rank)
     object_stores.OPEN.clear()
     object_stores.WAITS = (0.0, 0.0)  # type: ignore[assignment]
-    return runs.fit(callbacks=[Lost(-1 if stop is None else stop)], **options)
+    lost = Raise(KeyError("the machine is lost"), batch=-1 if stop is None else stop)
+    return runs.fit(callbacks=[lost], **options)

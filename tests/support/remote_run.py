@@ -3,12 +3,12 @@
 import re
 from typing import Any
 
-import torch
-
 from composable import Trainer
 from tests.support.data import shuffling_loader
 from tests.support.models import conv_net, weights
+from tests.support.models import same as same_weights
 from tests.support.object_store import BUCKET, Server
+from tests.support.observers import Raise
 from tests.support.runs import adam, make_trainer
 
 URL = f"s3://{BUCKET}/run"
@@ -21,19 +21,14 @@ OPTIONS = {
 
 def run(folder: Any, stop: int | None = None, **options: Any) -> Trainer:
     """Train three epochs of three batches; an error at the start of a batch ends the process."""
-
-    def lose(event: Any, state: Any, logger: Any) -> None:
-        if event.value == "batch_start" and state.timestamp.batch == stop:
-            raise KeyError("the machine is lost")
-
+    lost = Raise(KeyError("the machine is lost"), batch=-1 if stop is None else stop)
     saving = {} if folder is None else OPTIONS
-    given = {"optimizers": adam, "max_duration": "3ep", "callbacks": [lose], **saving, **options}
+    given = {"optimizers": adam, "max_duration": "3ep", "callbacks": [lost], **saving, **options}
     return make_trainer(conv_net(), shuffling_loader(images=True), save_folder=folder, **given)
 
 
 def same(first: Trainer, second: Trainer) -> bool:
-    found, expected = weights(first.state.model), weights(second.state.model)
-    return all(torch.equal(found[name], expected[name]) for name in expected)
+    return same_weights(weights(first.state.model), weights(second.state.model))
 
 
 def saved(server: Server, place: str = f"{BUCKET}/run") -> list[int]:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable import Trainer
-from composable.data import seeded_batches
-from composable.utils.reproducibility import seed_step
+from composable import Event, Trainer
+from composable._support.dtensors import whole
 from tests.support.campaign import FULL
 from tests.support.data import (
     batches,
@@ -22,6 +21,7 @@ from tests.support.data import (
     text_batches,
 )
 from tests.support.models import conv_net, language_model, linear, weights
+from tests.support.observers import Watch
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 """Where the runs of tests train: `TEST_DEVICE=cuda pytest FILE` on a GPU."""
@@ -60,6 +60,23 @@ def trained(
     trainer = make_trainer(model, loader, **options)
     trainer.fit()
     return training_weights(trainer)
+
+
+def gradients_of(
+    model: nn.Module, loader: Any, **options: Any
+) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """Return the gradients and the loss of each batch, at constant weights."""
+    watch = Watch(
+        Event.AFTER_TRAIN_BATCH,
+        read=lambda state: (
+            {name: whole(one).clone() for name, one in state.current_gradients().items()},
+            state.loss,
+        ),
+    )
+    still = partial(torch.optim.SGD, lr=0.0)
+    options = {"optimizers": still, "max_duration": "1ep", "check_effects": False, **options}
+    make_trainer(model, loader, callbacks=watch, **options).fit()
+    return watch.values
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -104,19 +121,24 @@ PROBLEMS = [VISION, LANGUAGE]
 
 def plain_loop(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: Iterable[Any] | Callable[[int, int], Iterable[Any]],
     optimizer: torch.optim.Optimizer,
     *,
     epochs: int = 2,
+    before_epoch: Callable[[int], object] = lambda epoch: None,
     before_batch: Callable[[int], object] = lambda step: None,
     after_batch: Callable[[], object] = lambda: None,
     after_epoch: Callable[[], object] = lambda: None,
 ) -> dict[str, Tensor]:
-    """Train as anyone would by hand, without this library, and return the weights."""
+    """Train as anyone would by hand, without this library, and return the weights.
+
+    The loader may be a function of the epoch and its first step.
+    """
     step = 0
     model.train()
-    for _ in range(epochs):
-        for inputs, targets in loader:
+    for epoch in range(epochs):
+        before_epoch(epoch)
+        for inputs, targets in loader(epoch, step) if callable(loader) else loader:
             before_batch(step)
             cross_entropy(model(inputs), targets).backward()
             optimizer.step()
@@ -124,25 +146,4 @@ def plain_loop(
             after_batch()
             step += 1
         after_epoch()
-    return weights(model)
-
-
-def plain_seeded_loop(
-    model: nn.Module,
-    loader: Iterable[Any],
-    optimizer: torch.optim.Optimizer,
-    *,
-    seed: int,
-    epochs: int = 2,
-) -> dict[str, Tensor]:
-    """Train by hand, with the public helpers that make randomness depend on the seed alone."""
-    step = 0
-    model.train()
-    for epoch in range(epochs):
-        for inputs, targets in seeded_batches(loader, seed, epoch=epoch, first_step=step):
-            seed_step(seed, step)
-            cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
     return weights(model)

@@ -1,5 +1,6 @@
 """Own loops that save and resume on several processes: functions that those processes import."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -7,25 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from composable._support.dtensors import whole
 from composable.algorithms import EMA, GradientClipping
 from composable.integrations import adapt_loop
 from tests.support.data import NoisyExamples
 from tests.support.own_run import KilledError, _noise
-
-
-def _start() -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+from tests.support.processes import connect
 
 
 def train(folder: Any, kind: str, stop: int | None = None) -> Any:
     """Train an own loop under DDP, or with a sharded model, from its last checkpoint on."""
-    _start()
+    connect()
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Dropout(), nn.Linear(6, 3))
     own: dict[str, Any] = {"noise": []}
@@ -50,8 +47,7 @@ def train(folder: Any, kind: str, stop: int | None = None) -> Any:
             optimizer.zero_grad()
             own["noise"].append(_noise())
             t.save()
-    weights = [one.full_tensor() if isinstance(one, DTensor) else one for one in model.parameters()]
-    return [one.flatten().tolist() for one in weights], own["noise"]
+    return [whole(one).flatten().tolist() for one in model.parameters()], own["noise"]
 
 
 def until_it_ends(folder: Any, kind: str) -> Any:
@@ -62,39 +58,36 @@ def until_it_ends(folder: Any, kind: str) -> Any:
     return train(folder, kind)
 
 
-def resume_error(folder: Any) -> str:
-    """Train with the checkpoints of another number of processes, and return the error."""
+def error_of(function: Callable[..., Any], *args: Any) -> str:
+    """Return the error of a call."""
     try:
-        train(folder, "DDP")
+        function(*args)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def resume_error(folder: Any) -> str:
+    """Train with the checkpoints of another number of processes, and return the error."""
+    return error_of(train, folder, "DDP")
 
 
 def outside(folder: Any) -> str:
     """Save where rank 0 cannot write, and return the error of each process."""
-    _start()
+    connect()
     t = adapt_loop([], model := nn.Linear(1, 1), torch.optim.SGD(model.parameters()), seed=1)
-    try:
-        t.save(folder)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return error_of(t.save, folder)
 
 
 def uneven(folder: Any) -> Any:
     """Resume where rank 1 alone has another own object, and return the errors and the clocks."""
-    _start()
+    connect()
     model = nn.Linear(1, 1)
     own = {"head": nn.Linear(1, 1)} if dist.get_rank() else {}
     t = adapt_loop([], model, torch.optim.SGD(model.parameters()), seed=1, extra=own)
     t.save(folder)
     t.state = t.state.evolve(metrics={"eval": {"a": 1.0}})
-    try:
-        t.resume(folder)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}", bool(t.state.metrics)
-    return "", bool(t.state.metrics)
+    return error_of(t.resume, folder), bool(t.state.metrics)
 
 
 def until_stop(folder: Any, stop: int) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable import Event, SplitLossError
+from composable import SplitLossError
 from composable.algorithms import SAM, LabelSmoothing, MixUp, WholeLoss
-from composable.core.state import State
 from composable.distributed import DDP, FSDP2
 from composable.distributed.processes import ProcessError
 from tests.support.losses import CLASSES, OF_TORCH, RECOGNIZED, REFUSED
-from tests.support.runs import make_trainer
+from tests.support.runs import gradients_of
 
 FEATURES = 3
 SIZES = [7, 6]
@@ -75,46 +74,20 @@ def parts_of(sizes: list[int], **data: Any) -> list[tuple[Tensor, Tensor]]:
     return list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
 
 
-def step_of(name: str, algorithms: str, precision: str, options: dict[str, Any]) -> Result:
-    """Return the loss and all gradients of a step."""
-    found: list[Result] = []
-
-    def keep(event: Event, state: State, logger: Any) -> None:
-        if event is Event.AFTER_TRAIN_BATCH:
-            gradients = (_whole(one).flatten() for one in state.current_gradients().values())
-            found.append(([float(state.loss)], torch.cat([*gradients]).tolist()))
-
+def attempt(name: str, algorithms: str, precision: str, options: dict[str, Any]) -> Result | str:
+    """Return the loss and all gradients of a step, or "refused", or why the loss does not fit."""
     sizes = SIZES if "accumulate_batches" in options else [sum(SIZES)]
-    net = model(torch.float32)
-    make_trainer(
-        net,
-        parts_of(sizes, dtype=torch.float32),
-        loss_fn=LOSSES[name],
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-        algorithms={**ALGORITHMS, **WHOLE}[algorithms],
-        callbacks=keep,
-        precision=precision,
-        max_duration="1ba",
-        check_effects=False,
-        **options,
-    ).fit()
-    return found[0]
-
-
-def _whole(tensor: Any) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
-
-
-def attempt(*case: Any) -> Result | str:
-    """Return the result of a step, or "refused", or why the loss does not fit the method."""
+    loader, rule = parts_of(sizes, dtype=torch.float32), {**ALGORITHMS, **WHOLE}[algorithms]
+    given = {"loss_fn": LOSSES[name], "algorithms": rule, "precision": precision, **options}
     try:
-        return step_of(*case)
+        ((gradients, loss),) = gradients_of(model(torch.float32), loader, **given)
     except SplitLossError:
         return "refused"
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ProcessError) and "failed: SplitLossError" in str(error):
             return "refused"  # by another process, for what its part of the batch reads
         return f"{type(error).__name__}: {error}"
+    return [float(loss)], torch.cat([one.flatten() for one in gradients.values()]).tolist()
 
 
 def attempts(names: list[str], *case: Any) -> dict[str, Any]:

@@ -28,19 +28,9 @@ CutMix = stand_in("CutMix", Stage.MIX, BEFORE_BATCH, Event.BEFORE_LOSS)
 SWA = stand_in("SWA", Stage.AVERAGE, Event.EPOCH_END, Event.EVAL_START, writes=["model", "memory"])
 ProgressiveResizing = stand_in("ProgressiveResizing", Stage.RESIZE)
 SeqLengthWarmup = stand_in("SeqLengthWarmup", Stage.RESIZE)
-RandAugment = stand_in("RandAugment", Stage.AUGMENT)
 SqueezeExcite = stand_in(
     "SqueezeExcite", Stage.SURGERY, INIT, writes=["model"], replaces=frozenset({"convolution"})
 )
 GhostBatchNorm = stand_in(
     "GhostBatchNorm", Stage.SURGERY, INIT, writes=["model"], replaces=frozenset({"batch norm"})
-)
-ChannelsLast = stand_in("ChannelsLast", Stage.LAYOUT, INIT, writes=["model"])
-LowPrecisionLayerNorm = stand_in("LowPrecisionLayerNorm", Stage.PRECISION, INIT, writes=["model"])
-Unscale = stand_in(
-    "Unscale",
-    Stage.GRADIENTS,
-    Event.BEFORE_OPTIMIZER_STEP,
-    writes=["gradients"],
-    before=frozenset({"GradientClipping"}),
 )

@@ -56,7 +56,7 @@ FIT_EVENTS = [
 ]
 
 
-def wishes(max_size=4):
+def wishes():
     """Draw requests of callbacks: `Asks(*wish)` makes one when an event fires for the n-th time."""
     one = st.tuples(st.sampled_from(FIT_EVENTS), st.integers(0, 6), requests)
-    return st.lists(one, max_size=max_size)
+    return st.lists(one, max_size=4)

@@ -1,6 +1,6 @@
 """Runs of several updates, by the Trainer and by a plain loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,16 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composable import Event, Key, Trainer, Update
+from composable._support.dtensors import whole as whole_of
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.utils.reproducibility import seed_step
 from tests.support.data import batches
 from tests.support.models import seeded, weights
-from tests.support.runs import make_trainer
+from tests.support.runs import adam, make_trainer, sgd
 
 SEED = 17
-sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-adam = partial(torch.optim.Adam, lr=0.01)
 lbfgs = partial(torch.optim.LBFGS, lr=0.3, max_iter=3)
 
 
@@ -59,8 +58,7 @@ def upper_loss(model: Any, batch: Any) -> dict[str, Tensor]:
 
 def lower_loss(model: Any, batch: Any) -> Tensor:
     """Train the lower network against the upper one, with noise."""
-    hidden = model.lower(batch[0] + 0.1 * torch.randn_like(batch[0]))
-    return -cross_entropy(model.upper(hidden), batch[1]) + hidden.square().mean()
+    return still_loss(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]))
 
 
 def still_loss(model: Any, batch: Any) -> Tensor:
@@ -82,19 +80,14 @@ def upper(**options: Any) -> Update:
 
 def lower(**options: Any) -> Update:
     """Return an update of the lower network."""
-    given = {
-        "loss": lower_loss,
-        "parameters": "lower.*",
-        "optimizer": adam,
-        "mean_over": "examples",
-    }
-    return Update("lower", **{"mean_over": "examples", **given, **options})
+    given = {"name": "lower", "loss": lower_loss, "parameters": "lower.*", "optimizer": adam}
+    return Update(**{"mean_over": "examples", **given, **options})
 
 
 def whole(**options: Any) -> Update:
     """Return an update of both."""
-    given = {"loss": whole_loss, "optimizer": sgd, "mean_over": "examples"}
-    return Update("whole", **{**given, **options})
+    given = {"name": "whole", "loss": whole_loss, "optimizer": sgd}
+    return Update(**{"mean_over": "examples", **given, **options})
 
 
 def with_updates(updates: Sequence[Update], model: Any = None, **options: Any) -> Trainer:
@@ -113,16 +106,16 @@ def halves(batch: Any) -> list[tuple[Any, float]]:
 
 
 def plain_updates(
-    updates: Sequence[Update], model: nn.Module, *, epochs: int = 2, split: bool = False
+    updates: Sequence[Update], model: nn.Module, *, split: bool = False
 ) -> dict[str, Tensor]:
-    """Train by hand, with the keys of the library, and return the weights."""
+    """Train for two epochs by hand, with the keys of the library, and return the weights."""
     optimizers: dict[str, Any] = {}
     for one in updates:
         pattern = one.parameters.removesuffix("*")
         own = [p for name, p in model.named_parameters() if name.startswith(pattern)]
         optimizers[one.name] = one.optimizer(own)
     number = 0
-    for _ in range(epochs):
+    for _ in range(2):
         for batch in batches(12):
             for i, one in enumerate(updates):
                 if number % one.every != one.every - 1:  # type: ignore[operator]
@@ -131,14 +124,10 @@ def plain_updates(
                     key = Key(SEED)
                     if i or repetition:
                         key = key.fold("update", one.name, repetition)
-                    step(one, optimizers[one.name], model, batch, split, partial(seed, key, number))
+                    seeding = partial(seed_step, key, number)
+                    step(one, optimizers[one.name], model, batch, split, seeding)
             number += 1
     return weights(model)
-
-
-def seed(key: Key, number: int, part: int) -> None:
-    """Seed the forward pass of a part of a batch."""
-    seed_step(key, number, part)
 
 
 def step(
@@ -169,19 +158,10 @@ def step(
         optimizer.step()
 
 
-def full(tensor: Tensor) -> list[Any]:
-    """Return the values of a tensor, of which this process may have a part."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.tolist()  # type: ignore[no-any-return]
-
-
 def fit_updates(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Train in this process of several, and return what a test compares."""
-    log, norm, optimizer = (
-        InMemoryLogger(),
-        options.pop("norm", True),
-        options.pop("optimizer", sgd),
-    )
+    log, norm = InMemoryLogger(), options.pop("norm", True)
+    optimizer = options.pop("optimizer", sgd)
     given = {"train_dataloader": batches(20, 8), "loggers": log, "log_interval": "1ba"}
     updates = [
         upper(times=2, optimizer=optimizer),
@@ -190,9 +170,13 @@ def fit_updates(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
     model = pair(dropout=0.0, norm=norm)
     trainer = with_updates(updates, model, **{**given, "parallel": strategy, **options})
     state = trainer.fit()
+
+    def values(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {name: whole_of(one).tolist() for name, one in tensors.items()}
+
     return {
-        "weights": {name: full(one) for name, one in state.model.state_dict().items()},
-        "averages": {name: full(one) for name, one in state.averages["lower/EMA"].items()},
+        "weights": values(state.model.state_dict()),
+        "averages": values(state.averages["lower/EMA"]),
         "losses": {n: log.series(f"loss/train/{n}") for n in ("upper", "lower", "upper/size")},
         "reducers": len(getattr(trainer._run.engine, "_reducers", ())),
     }

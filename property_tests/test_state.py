@@ -1,4 +1,7 @@
-"""Law: a state can't be changed in place; `evolve` returns a new one."""
+"""Laws: a state can't be changed in place, and its plain values survive JSON."""
+
+import json
+import math
 
 import attrs
 import pytest
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from composable import Algorithm, Event, FrozenStateError, Key, State, Time, Timestamp
 from composable.core.state import _CONVERTERS
 from tests.support.data import batches
+from tests.support.models import linear
 from tests.support.runs import make_trainer
+from tests.support.strategies import times
 
 FIELDS = [field.name for field in attrs.fields(State)]
 values = st.one_of(st.none(), st.integers(), st.text(), st.dictionaries(st.text(), st.integers()))
@@ -94,31 +99,24 @@ def test_no_item_of_a_mapping_can_be_changed(mapping, name, field):
             del frozen[name]
 
 
-@given(st.sampled_from([field for field in FIELDS if field not in _CONVERTERS]), values)
-def test_evolve_changes_one_field_of_another_state_and_nothing_of_this_one(field, value):
-    """Law of immutability: `evolve` and `remember` change one field or item of the new state, and
-    nothing in the original.
-    """
-    state = State(torch.nn.Linear(1, 1))
-    before = {name: getattr(state, name) for name in FIELDS}
-
-    evolved = state.evolve(**{field: value})
-
-    assert type(evolved) is State
-    assert getattr(evolved, field) is value
-    assert all(getattr(state, name) is before[name] for name in FIELDS)
-    assert all(getattr(evolved, name) is before[name] for name in FIELDS if name != field)
-
-
-@given(mappings, st.text(max_size=3), values)
-def test_remember_changes_one_item_of_another_state(memory, name, value):
+@given(
+    st.sampled_from([field for field in FIELDS if field not in _CONVERTERS]),
+    mappings,
+    st.text(max_size=3),
+    values,
+)
+def test_evolve_and_remember_change_one_thing_of_another_state(field, memory, name, value):
     """Law of immutability: `evolve` and `remember` change one field or item of the new state, and
     nothing in the original.
     """
     state = State(torch.nn.Linear(1, 1)).evolve(memory=memory)
+    before = {name: getattr(state, name) for name in FIELDS}
 
-    remembering = state.remember(name, value)
+    evolved, remembering = state.evolve(**{field: value}), state.remember(name, value)
 
+    assert getattr(evolved, field) is value
+    assert all(getattr(state, name) is before[name] for name in FIELDS)
+    assert all(getattr(evolved, name) is before[name] for name in FIELDS if name != field)
     assert dict(remembering.memory) == {**memory, name: value}
     assert all(remembering.memory[one] is state.memory[one] for one in memory if one != name)
     assert dict(state.memory) == memory
@@ -140,3 +138,61 @@ def test_times_timestamps_and_keys_are_frozen_too(frozen, data, value):
 
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         setattr(frozen, field, value)
+
+
+counts = st.integers(0, 2**63)
+seconds = st.floats(0, 1e12)
+timestamps = st.builds(
+    Timestamp,
+    **{
+        field.name: seconds if field.name.endswith("_wct") else counts
+        for field in attrs.fields(Timestamp)
+    },
+)
+names = st.text(min_size=1, max_size=5)
+numbers = st.one_of(st.floats(), st.integers(-(2**63), 2**63))
+leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3))
+trees = st.recursive(leaves, lambda t: st.lists(t) | st.dictionaries(names, t), max_leaves=5)
+durations = times().filter(lambda time: time.value and str(time.unit.value) != "dur")
+
+
+@given(
+    timestamp=timestamps,
+    previous_timestamp=timestamps,
+    max_duration=st.none() | durations,
+    epoch_length=st.none() | st.integers(1, 2**63),
+    key=st.builds(Key, st.integers(0, 2**64 - 1)),
+    metrics=st.dictionaries(names, st.dictionaries(names, numbers)),
+    frozen=st.frozensets(names),
+    memory=st.dictionaries(names, trees),
+)
+def test_json_has_the_plain_values_of_a_state(**fields):
+    state = State(linear(), **fields)
+
+    plain = json.loads(state.to_json())
+
+    assert Timestamp(**plain["timestamp"]) == state.timestamp
+    assert Timestamp(**plain["previous_timestamp"]) == state.previous_timestamp
+    assert (plain["seed"], set(plain["frozen"])) == (state.key.seed, state.frozen)
+    assert plain["memory"] == state.memory
+    whole = plain["max_duration"]
+    assert (None if whole is None else Time.parse(whole)) == state.max_duration
+    for label, results in state.metrics.items():
+        for name, value in results.items():
+            written = plain["metrics"][label][name]
+            written = float(written) if isinstance(written, str) else written
+            assert written == value or (math.isnan(written) and math.isnan(value))
+
+
+def test_state_of_a_run_is_plain():
+    state = make_trainer().fit()
+    plain = json.loads(state.to_json())
+
+    assert plain["timestamp"]["batch"] == 6
+    assert (plain["seed"], plain["max_duration"], plain["elapsed"]) == (17, "2ep", 1.0)
+    assert (plain["optimizers"], plain["is_main_process"]) == (["SGD"], True)
+
+
+def test_memory_that_is_not_plain_is_left_out():
+    state = State(linear(), memory={"a": 1, "b": (2,), "c": {"d": 0.5, "e": math.inf}})
+    assert json.loads(state.to_json())["memory"] == {"a": 1}

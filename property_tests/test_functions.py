@@ -1,21 +1,23 @@
-"""Laws: what the methods on batches mean, for batches of any shape."""
+"""Laws: what the functions of the methods mean, for batches and models of any shape."""
 
 from functools import partial
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.tensors import seeded
+from tests.support.strategies import few, seeds
+from tests.support.tensors import noise, randn, seeded
 
 CLASSES = 3
 
-seeds = st.integers(0, 2**32 - 1)
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
-shares = st.floats(0, 0.99)
+shares = st.floats(0, 1)
 
 
 @st.composite
@@ -69,17 +71,6 @@ def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
         rtol=1e-6,
         atol=1e-6,
     )
-
-
-@given(image_batches(), mixings, seeds)
-def test_soft_targets_sum_to_one(batch, mix, seed):
-    """Law of methods: Label mass is preserved: the targets passed to the loss sum to one for each
-    example.
-    """
-    soft = mix(*batch, generator=seeded(seed)).soft_targets(CLASSES)
-
-    assert (soft >= 0).all()
-    assert_close(soft.sum(1), torch.ones(len(soft)))
 
 
 @given(image_batches(), st.booleans(), st.booleans(), seeds)
@@ -168,7 +159,7 @@ def test_views_do_not_change_the_outputs_of_a_model_to_which_they_are_equal(
     assert_close(found.log_softmax(1), model(images).log_softmax(1))
 
 
-@given(sizes, shares, shares, st.booleans(), seeds)
+@given(sizes, st.floats(0, 0.99), st.floats(0, 0.99), st.booleans(), seeds)
 def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(
     size, p_row, p_col, per_sample, seed
 ):
@@ -270,3 +261,125 @@ def test_truncation_preserves_the_end_of_a_sequence(batch, length):
             kept = [token for token in cut if token != fill]
             expected = real if len(real) <= length else [*real[: length - 1], real[-1]]
             assert kept == expected
+
+
+# Selection
+
+
+@given(seed=seeds, batch=st.integers(0, 200), keep=st.floats(1e-6, 1))
+def test_selection_keeps_exactly_its_share_and_nothing_twice(seed, batch, keep):
+    chosen = F.select_using_loss(
+        randn(batch, seed=seed), keep=keep, generator=seeded(seed)
+    ).tolist()
+
+    assert len(chosen) == min(batch, max(1, round(keep * batch)))
+    assert chosen == sorted(set(chosen))
+    assert set(chosen) <= set(range(batch))
+
+
+@given(seed=seeds, batch=st.integers(0, 9), keep=st.floats(1e-6, 1), shuffle=seeds)
+def test_selection_follows_the_examples_when_a_batch_is_shuffled(seed, batch, keep, shuffle):
+    losses = torch.randperm(batch, generator=seeded(seed)).float()  # no two are equal
+    order = torch.randperm(batch, generator=seeded(shuffle))
+    draw = F.draw_selection(batch, keep=keep, generator=seeded(seed))
+
+    shuffled = order[F.apply_selection(losses[order], draw)]
+
+    assert torch.equal(shuffled.sort().values, F.apply_selection(losses, draw))
+
+
+# RandAugment and AugMix: each operation is compared with Pillow in tests/functional
+
+
+@st.composite
+def images(draw):
+    """Draw a batch of noise, as uint8 or as floats."""
+    lengths = st.integers(1, 9)
+    shape = draw(st.integers(1, 6)), draw(st.sampled_from([1, 3])), draw(lengths), draw(lengths)
+    levels = noise(*shape, seed=draw(seeds))
+    return levels / 255 if draw(st.booleans()) else levels
+
+
+@pytest.mark.parametrize(
+    ("draws", "apply"),
+    [(F.draw_randaugment, F.apply_randaugment), (F.draw_augmix, F.apply_augmix)],
+    ids=["randaugment", "augmix"],
+)
+@given(
+    x=images(),
+    seed=seeds,
+    severity=st.floats(0, 10),
+    augmentations=st.sampled_from(["all", "safe", "original"]),
+)
+@few
+def test_a_batch_is_augmented_as_its_images_are_one_by_one(
+    draws, apply, x, seed, severity, augmentations
+):
+    drawn = draws(len(x), severity=severity, augmentations=augmentations, generator=seeded(seed))
+
+    together = apply(x, drawn)
+
+    assert together.min() >= -1e-5
+    assert together.max() <= (255 if x.dtype == torch.uint8 else 1 + 1e-5)
+    for i in range(len(x)):  # the batch is the last dimension of each part of a draw
+        alone = type(drawn)(*(part[..., [i]] for part in drawn))
+        assert torch.equal(together[i : i + 1], apply(x[i : i + 1], alone))
+
+
+# Layer freezing
+
+
+@st.composite
+def models(draw):
+    """Draw nested modules: some hold parameters, some share them, some are frozen."""
+    pool = [nn.Parameter(torch.zeros(1), requires_grad=draw(st.booleans())) for _ in range(6)]
+
+    def module(depth):
+        new = nn.Module()
+        for i in range(draw(st.integers(0, 2))):
+            new.register_parameter(f"p{i}", draw(st.sampled_from(pool)))
+        for i in range(draw(st.integers(0, 3)) if depth else 0):
+            new.add_module(f"m{i}", module(depth - 1))
+        return new
+
+    return module(2)
+
+
+@given(models(), shares, shares, shares, shares)
+def test_frozen_layers_stay_frozen_and_some_always_train(model, start, level, one, other):
+    def frozen(elapsed):
+        return F.frozen_layers(model, elapsed=elapsed, freeze_start=start, freeze_level=level)
+
+    early, late = (frozen(t) for t in sorted([one, other]))
+    trains = [name for name, p in model.named_parameters() if p.requires_grad]
+
+    assert late.layers[: len(early.layers)] == early.layers
+    assert late.parameters[: len(early.parameters)] == early.parameters
+    assert len(set(late.parameters)) == len(late.parameters)
+    assert set(late.parameters) <= {name for name, _ in model.named_parameters()}
+    assert not trains or set(trains) - set(late.parameters)
+    assert early.layers == () or min(one, other) > start
+
+
+@given(models(), shares, shares)
+def test_frozen_layers_do_not_depend_on_requires_grad(model, one, other):
+    frozen = partial(F.frozen_layers, model, freeze_start=0.0)
+    before = frozen(elapsed=other)
+    for name in frozen(elapsed=one).parameters:
+        model.get_parameter(name).requires_grad_(False)
+
+    assert frozen(elapsed=other) == before
+
+
+@given(models(), shares, shares)
+def test_layers_are_frozen_in_order(model, elapsed, level):
+    found = F.frozen_layers(model, elapsed=elapsed, freeze_start=0.0, freeze_level=level)
+    last = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    owners = [
+        name.rpartition(".")[0]
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if last[id(p)] == name
+    ]
+    order = list(dict.fromkeys(owners))
+
+    assert list(found.layers) == order[: len(found.layers)]
