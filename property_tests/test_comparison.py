@@ -1,7 +1,6 @@
 """Laws of the analysis of a comparison, of the costs of its steps, and of its file."""
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ from tests.comparison.known_answers import (
     rates,
     tuned,
 )
-from tests.comparison.synthetic import draw_data_study, draw_study
+from tests.comparison.synthetic import draw_data_study, draw_study, edit
 from tests.support.campaign import FULL
 from tests.support.strategies import fewer
 
@@ -59,10 +58,6 @@ def studies(draw: Any) -> Study:
         steps=draw(st.sampled_from([(400,), (100, 400), (100, 200, 400)])),
         target=draw(st.sampled_from([None, 2.4, 2.6])),
     )
-
-
-def edit(study: Study, change: Callable[[TrialResult], TrialResult]) -> Study:
-    return attrs.evolve(study, results=tuple(map(change, study.results)))
 
 
 def facts(found: Analysis) -> list[Any]:
@@ -111,9 +106,7 @@ def test_the_negated_metric_to_maximize_gives_the_same_ratios(study: Study) -> N
 
     protocol = study.protocol
     target = None if protocol.target is None else -protocol.target
-    mirrored = attrs.evolve(
-        edit(study, negated), protocol=attrs.evolve(protocol, mode="max", target=target)
-    )
+    mirrored = edit(study, negated, protocol=attrs.evolve(protocol, mode="max", target=target))
     assert facts(analyze(mirrored)) == facts(analyze(study))
 
 

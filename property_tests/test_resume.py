@@ -149,7 +149,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-_MEASURED = ("system/", "throughput/", "time/")
+_MEASURED = ("system/", "throughput/", "time/", "time_split/")
 
 
 def logged(logger: InMemoryLogger) -> list[Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from composable.comparison import Comparison
 from composable.report import write_report
-from tests.comparison.studies import make_study
+from tests.comparison.synthetic import make_study
 from tests.report.folders import ended, write_run
 from tools.browser import LONGEST, Driver, views
 

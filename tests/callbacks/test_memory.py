@@ -12,7 +12,7 @@ from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver
 from composable.callbacks import memory_monitor as monitors
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
-from tests.support.data import Stream, batches
+from tests.support.data import batches, stream
 from tests.support.models import linear
 from tests.support.runs import make_trainer
 
@@ -20,20 +20,15 @@ from tests.support.runs import make_trainer
 
 
 @pytest.mark.parametrize(("interval", "count"), [("1ba", 6), ("4ba", 1), ("1ep", 2), (None, 0)])
-@pytest.mark.parametrize("known", [True, False])
-def test_resident_memory_is_logged_at_intervals(interval, count, known):
-    memory, loader = InMemoryLogger(), batches(12)
-    make_trainer(
-        None,
-        loader if known else Stream(loader),
-        callbacks=MemoryMonitor(interval),
-        loggers=memory,
-    ).fit()
+@pytest.mark.parametrize("loader", [batches(12), stream(12)], ids=["known", "unknown"])
+def test_resident_memory_is_logged_at_intervals(interval, count, loader):
+    memory = InMemoryLogger()
+    make_trainer(None, loader, callbacks=MemoryMonitor(interval), loggers=memory).fit()
 
-    sizes = memory.series("memory/current_resident_mem")
-    assert len(sizes) == count
-    peaks = memory.series("memory/peak_resident_mem")
-    assert all(0.01 < size < 100 for size in sizes + peaks)
+    for name in ("current", "peak"):
+        sizes = memory.series(f"memory/{name}_resident_mem")
+        assert len(sizes) == count
+        assert all(0.01 < size < 100 for size in sizes)
 
 
 def test_nothing_is_read_without_loggers(monkeypatch):

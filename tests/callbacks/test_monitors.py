@@ -1,7 +1,6 @@
 """Callbacks that measure a run: what they log, when, and that they leave nothing behind."""
 
 import io
-import json
 from fractions import Fraction
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Evaluator, Event, State, Timestamp
+from composable import Evaluator, Event, State
 from composable.algorithms import GradientClipping, MixUp
 from composable.callbacks import (
     ActivationMonitor,
@@ -23,19 +22,17 @@ from composable.callbacks import (
     Printer,
     RuntimeEstimator,
     SpeedMonitor,
-    ThresholdStopper,
-    runtime_estimator,
+    TimeSplit,
 )
-from composable.callbacks._flops import peak_of
+from composable.callbacks.time_split import _PARTS
 from composable.core.intervals import check_interval, completes
-from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
 from composable.testing import NoSync
 from tests.support.campaign import each_once
 from tests.support.data import batches, stream
 from tests.support.models import linear, mlp, weights
-from tests.support.observers import MONITORS, Raise, Watch
+from tests.support.observers import MONITORS, Raise
 from tests.support.runs import make_trainer
 
 NAN, INF = float("nan"), float("inf")
@@ -56,6 +53,12 @@ def logged(memory, name):
 
 # --- When
 
+LOGGED = {
+    OptimizerMonitor: "l2_norm/grad/global",
+    LRMonitor: "lr",
+    ActivationMonitor: "activations/max/_output.0",
+}
+
 
 @pytest.mark.parametrize(
     ("interval", "due"),
@@ -70,16 +73,11 @@ def logged(memory, name):
         (None, []),
     ],
 )
-@pytest.mark.parametrize("kind", [OptimizerMonitor, LRMonitor, ActivationMonitor])
+@pytest.mark.parametrize("kind", LOGGED)
 def test_batches_that_complete_an_interval_are_logged(kind, interval, due):
-    name = {
-        OptimizerMonitor: "l2_norm/grad/global",
-        LRMonitor: "lr",
-        ActivationMonitor: "activations/max/_output.0",
-    }[kind]
     _, memory = run(kind(interval), log_interval="100ba")
 
-    assert logged(memory, name) == due
+    assert logged(memory, LOGGED[kind]) == due
 
 
 def test_the_batch_after_an_epoch_of_unknown_length_is_due():
@@ -289,60 +287,6 @@ def test_losses_that_are_read_later_are_read_before_they_matter(options, batch, 
     assert callback._pending == []
 
 
-# --- ThresholdStopper, EarlyStopper
-
-
-def show(stopper, values, name="loss"):
-    """Show the results of evaluations to a stopper; return how many it saw."""
-    state, logger = State(linear(), epoch_length=3, max_duration="100ep"), Logger()
-    for i, value in enumerate(values, 1):
-        stopper.eval_before_all(state, logger)
-        state = state.evolve(timestamp=Timestamp(batch=i), metrics={"eval": {name: value}})
-        if stopper.eval_after_all(state, logger) is not None:
-            return i
-    return None
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "values", "stop"),
-    [
-        ("loss", {}, [0.9, 0.6, 0.5, 0.4], 3),
-        ("accuracy", {}, [0.4, NAN, 0.5, 0.4], 3),
-        ("accuracy", {"mode": "min"}, [0.6, 0.4], 2),
-        ("loss", {}, [NAN, 0.6], None),
-    ],
-)
-def test_reaching_the_threshold_stops_training(name, options, values, stop):
-    assert show(ThresholdStopper(name, 0.5, **options), values, name) == stop
-
-
-def test_threshold_of_a_run():
-    stopper = ThresholdStopper("eval/loss", 1e9)
-    trainer, _ = run(stopper, eval_dataloader=batches(4), max_duration="9ep")
-    assert trainer.state.timestamp.epoch == 1
-
-    with pytest.raises(ValueError, match="monitor='test/loss' must be a result of an evaluation"):
-        run(ThresholdStopper("test/loss", 0.0), eval_dataloader=batches(4))
-
-
-@pytest.mark.parametrize(("patience", "stop"), [("0eval", 3), ("1eval", 4), ("3eval", 6)])
-def test_patience_may_be_a_number_of_evaluations(patience, stop):
-    values = [3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 2.0]
-
-    assert show(EarlyStopper("loss", patience=patience), values) == stop
-
-
-@pytest.mark.parametrize("cut", range(1, 5))
-def test_patience_in_evaluations_survives_a_resume(cut):
-    values, stoppers = [3.0, 2.0, 2.5, 2.5, 2.5], [EarlyStopper("loss", patience="2eval")] * 1
-    first = stoppers[0]
-    assert show(first, values[:cut]) is None
-    second = EarlyStopper("loss", patience="2eval")
-    second.load_state_dict(first.state_dict())
-
-    assert show(second, values[cut:]) == 5 - cut
-
-
 # --- ActivationMonitor
 
 
@@ -417,8 +361,9 @@ FAILING = [Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.AFTER_OPTIMIZER_STEP, E
 @pytest.mark.filterwarnings("ignore:GradientNoise measured nothing")
 def test_a_run_that_fails_leaves_nothing_behind(name, event):
     model, monitor = mlp(), MONITORS[name]()
+    options = {"eval_dataloader": batches(4), "loggers": InMemoryLogger()}
     failure = Raise(KeyError("disk"), event, 3)
-    trainer = make_trainer(model, callbacks=[monitor, failure], eval_dataloader=batches(4))
+    trainer = make_trainer(model, callbacks=[monitor, failure], **options)
 
     with pytest.raises(KeyError, match="disk"):
         trainer.fit()
@@ -504,239 +449,6 @@ def test_noise_without_microbatches_is_a_warning():
         run(GradientNoise("1ba"))
 
 
-# --- RuntimeEstimator
-
-
-class Time:
-    """The clock of evaluation."""
-
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    monkeypatch.setattr("composable.callbacks.runtime_estimator.time", Time())
-
-
-def ended(estimator, state):
-    """End the epoch."""
-    state = state.evolve(timestamp=state.timestamp.next_epoch())
-    estimator.epoch_end(state, Logger())
-    return state
-
-
-def estimates(estimator, batches_and_seconds, evaluations=(), *, state=None):
-    """Return the estimates of (training, evaluation) after batches that take some seconds."""
-    memory = InMemoryLogger()
-    logger = Logger([memory])
-    state = state or State(linear(), epoch_length=5, max_duration="4ep")
-    if not state.timestamp.batch:
-        estimator.fit_start(state, logger)
-    for seconds in batches_and_seconds:
-        estimator.batch_start(state, logger)
-        now = state.timestamp
-        state = state.evolve(timestamp=now.next_batch(4, 0, seconds), previous_timestamp=now)
-        logger.timestamp = state.timestamp
-        estimator.batch_end(state, logger)
-        if state.timestamp.batch in evaluations:
-            estimator.eval_before_all(state, logger)
-            estimator.eval_start(state, logger)
-            runtime_estimator.time.now += evaluations[state.timestamp.batch]
-            state = state.evolve(metrics={"eval": {"loss": 1.0}})
-            estimator.eval_end(state, logger)
-            estimator.eval_after_all(state, logger)
-        if state.timestamp.batch_in_epoch == state.epoch_length:
-            state = ended(estimator, state)
-    names = [f"time/remaining_estimate{part}" for part in ("_train", "_val", "")]
-    rows = [(now.batch, *(m[name] for name in names)) for now, m in memory.records]
-    return rows, state
-
-
-def test_remaining_time_of_training_is_that_at_the_mean_speed():
-    rows, _ = estimates(RuntimeEstimator("5ba"), [100.0] + [2.0] * 9)
-
-    assert [(batch, train) for batch, train, *_ in rows] == [(5, 30.0), (10, 20.0)]
-    assert all(total == train + evaluation for _, train, evaluation, total in rows)
-
-
-def test_batches_at_the_start_are_skipped():
-    rows, _ = estimates(RuntimeEstimator("1ba", skip_batches=0), [4.0, 2.0])
-    assert [train for _, train, *_ in rows] == [19 * 4.0, 18 * 3.0]
-
-    rows, _ = estimates(RuntimeEstimator("1ba", skip_batches=2), [4.0, 2.0, 1.0])
-    assert [(batch, train) for batch, train, *_ in rows] == [(3, 17.0)]
-
-
-def test_evaluations_are_expected_as_often_as_before():
-    rows, _ = estimates(RuntimeEstimator("1ba"), [1.0] * 12, {5: 10.0, 10: 14.0})
-    val = {batch: evaluation for batch, _, evaluation, _ in rows}
-
-    assert val[5] == 0.0
-    assert val[6] == 3 * 10.0
-    assert val[11] == 2 * 12.0
-
-
-def test_epochs_of_unknown_length_have_an_estimate_after_the_first():
-    state = State(linear(), max_duration="3ep")
-    estimator = RuntimeEstimator("1ba", skip_batches=0)
-    rows, state = estimates(estimator, [2.0] * 4, state=state)
-    assert rows == []
-
-    rows, _ = estimates(estimator, [2.0, 2.0], state=ended(estimator, state))
-    assert [train for _, train, *_ in rows] == [14.0, 12.0]  # two epochs of 8 seconds
-
-
-@pytest.mark.parametrize("duration", ["20ba", "80sp", "40sec"])
-def test_units_of_durations(duration):
-    state = State(linear(), max_duration=duration)
-    rows, _ = estimates(RuntimeEstimator("4ba"), [2.0] * 8, state=state)
-
-    assert [train for _, train, *_ in rows] == pytest.approx([32.0, 24.0])
-
-
-@pytest.mark.parametrize("cut", range(1, 9))
-def test_a_resumed_estimate_is_that_of_the_whole_run(cut):
-    seconds, evaluations = [1.0, 2.0, 3.0, 1.0, 2.0, 2.0, 5.0, 1.0, 1.0], {2: 4.0, 4: 8.0}
-    whole, _ = estimates(RuntimeEstimator("1ba"), seconds, evaluations)
-    before, after = RuntimeEstimator("1ba"), RuntimeEstimator("1ba")
-    first, state = estimates(before, seconds[:cut], evaluations)
-    after.load_state_dict(before.state_dict())
-    after.fit_start(state, Logger())
-    second, _ = estimates(after, seconds[cut:], evaluations, state=state)
-
-    assert first + second == whole
-
-
-# --- SpeedMonitor
-
-
-def flops(model=None, loader=None, **options):
-    """Return the operations of a batch that are logged, and the log."""
-    monitor = SpeedMonitor(1, **options)
-    _, memory = run(monitor, model=model, loader=loader or batches(12), max_duration="3ba")
-    latest = memory.latest
-    if "throughput/flops_per_sec" not in latest:
-        return None, latest
-    return latest["throughput/flops_per_sec"] / latest["throughput/batches_per_sec"], latest
-
-
-class KnowsItsFlops(nn.Linear):
-    def flops_per_batch(self, batch):
-        return 10.0 * len(batch[0])
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "expected"),
-    [
-        (linear, {}, None),
-        (linear, {"flops_per_batch": 123}, 123),
-        (linear, {"flops_per_batch": lambda batch: 2.0 * len(batch[0])}, 8),
-        (lambda: KnowsItsFlops(4, 3), {}, 40),
-        (lambda: KnowsItsFlops(4, 3), {"flops_per_batch": 5.0}, 5),
-        (linear, {"flops_per_batch": "count"}, 2 * 2 * 4 * 4 * 3),
-        (mlp, {"flops_per_batch": "count"}, 2 * 4 * (2 * 4 * 5 + 3 * 5 * 3)),
-    ],
-)
-def test_operations_are_given_or_counted(model, options, expected):
-    found, latest = flops(model(), **options)
-
-    assert found == (expected if expected is None else pytest.approx(expected))
-    assert "throughput/device/mfu" not in latest  # the peak of a CPU is not known
-
-
-def test_counted_operations_are_scaled_by_the_samples_of_a_batch():
-    found, _ = flops(loader=batches([4, 4, 2]), flops_per_batch="count")
-
-    assert found == pytest.approx(2 * 2 * 2 * 4 * 3)
-
-
-def test_operations_of_the_run_are_summed_and_zero_ones_are_not_logged():
-    _, latest = flops(flops_per_batch=100.0)
-    assert latest["flops/total"] == 300.0  # of three batches
-    assert "flops/total" not in flops()[1]
-
-
-def test_operations_of_the_run_are_in_the_state_and_kept_across_a_resume(tmp_path):
-    monitor = SpeedMonitor(flops_per_batch=100.0)
-    make_trainer(callbacks=monitor, save_folder=tmp_path, save_interval="1ba").fit()
-    watch = Watch(Event.BATCH_END, read=lambda state: state.flops)
-
-    resumed = make_trainer(callbacks=[watch, monitor], load_path=tmp_path / "ep1-ba4")
-    saved = resumed.state.flops
-    state = resumed.fit()
-
-    assert [saved, *watch.values] == [400.0, 500.0, 600.0]
-    assert json.loads(state.to_json())["memory"]["flops"] == 600.0
-
-
-@pytest.mark.parametrize("callbacks", [[], SpeedMonitor()])
-def test_operations_are_none_if_nothing_counts_them(callbacks):
-    assert make_trainer(callbacks=callbacks).fit().flops is None
-
-
-def test_counting_calls_no_hook_of_the_user_and_draws_nothing():
-    model, shapes = mlp(dropout=0.5), []
-    model[0].register_forward_hook(lambda module, inputs, outputs: shapes.append(type(outputs)))
-
-    run(SpeedMonitor(1, flops_per_batch="count"), model=model, max_duration="2ba")
-
-    assert shapes == [torch.Tensor] * 2
-
-
-def test_utilization_is_the_fraction_of_the_peak():
-    _, latest = flops(flops_per_batch=100.0, gpu_flops_available=1e6)
-
-    device = latest["throughput/device/flops_per_sec"]
-    assert device == latest["throughput/flops_per_sec"]
-    assert latest["throughput/device/mfu"] == pytest.approx(device / 1e6)
-
-
-class Depends(nn.Linear):
-    """A model whose operations depend on values."""
-
-    def forward(self, x):
-        return super().forward(x if x.sum() > 0 else -x)
-
-
-def test_operations_that_can_not_be_counted_are_a_warning():
-    with pytest.warns(UserWarning, match=r"operations of Depends.* Pass them as flops_per_batch"):
-        found, _ = flops(Depends(4, 3), flops_per_batch="count")
-
-    assert found is None
-
-
-@pytest.mark.parametrize(
-    ("device", "kind", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
-        ("NVIDIA H100 PCIe", "bfloat16", 756e12),
-        ("NVIDIA H200", "float16", 989.4e12),
-        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
-        ("NVIDIA A10G", "bfloat16", None),
-        ("Tesla T4", "bfloat16", None),
-        ("Tesla T4", "float16", 65e12),
-        ("Tesla V100-PCIE-16GB", "float16", 112e12),
-        ("NVIDIA GeForce RTX 4090", "float32", 82.6e12),
-        ("NVIDIA A100-SXM4-80GB", "float64", None),
-        ("cpu", "float32", None),
-    ],
-)
-def test_peaks_of_devices(device, kind, peak):
-    assert peak_of(device, kind) == peak
-
-
-def test_times_of_training_and_evaluation_add_up():
-    _, memory = run(SpeedMonitor(), eval_dataloader=batches(4), eval_interval="2ba")
-
-    train, val, total = (memory.series(f"time/{name}") for name in ("train", "val", "total"))
-    assert len(train) == 6
-    assert val[0] == val[1] == 0.0 < val[2] == val[3] < val[4]
-    assert [a + b for a, b in zip(train, val, strict=True)] == total
-
-
 # --- Printer
 
 
@@ -800,26 +512,23 @@ def test_measuring_does_not_wait_for_the_device(name):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("callback", "changes", "message"),
     [
+        (RuntimeEstimator(), {"start": [1]}, "start is .*, and must be a list of 2 numbers or No"),
         (
-            lambda: RuntimeEstimator().load_state_dict(
-                {**RuntimeEstimator().state_dict(), "start": [1]}
-            ),
-            "start is .*, and must be a list of 2 numbers or None",
+            GradientNoise(),
+            {"averages": 1.0},
+            "averages is 1.0, and must be a tensor of two",
         ),
-        (
-            lambda: GradientNoise().load_state_dict({"averages": 1.0, "count": 1}),
-            "averages is 1.0, and must be a tensor of two numbers or None",
-        ),
-        (
-            lambda: SpeedMonitor().load_state_dict(
-                {**SpeedMonitor().state_dict(), "eval_seconds": Fraction(1)}
-            ),
-            "eval_seconds is .*, and must be a number",
+        (SpeedMonitor(), {"eval_seconds": Fraction(1)}, "eval_seconds is .*, and must be a number"),
+        (SpeedMonitor(), {"best": 1.0}, r"was given .*, and its own has \['counted', 'eval_sec"),
+        (EarlyStopper("loss"), {"window": []}, r"EarlyStopper was given the state \['best'.*'win"),
+        *(
+            (TimeSplit(), {"seconds": seconds}, "seconds is .*, and must be numbers of at least 0")
+            for seconds in ({}, [], {"data": 1.0}, dict.fromkeys(_PARTS, "1"))
         ),
     ],
 )
-def test_rejects_invalid_arguments_and_states(make, message):
+def test_a_state_of_something_else_is_refused(callback, changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        make()
+        callback.load_state_dict({**callback.state_dict(), **changes})

@@ -121,11 +121,6 @@ def test_a_study_that_prefers_the_worse_result_is_named():
         make_trainer(callbacks=PruneTrial(trial, "loss"), eval_dataloader=batches([4]))
 
 
-def test_a_trial_is_needed():
-    with pytest.raises(TypeError, match="trial='first' must be the trial"):
-        PruneTrial("first", "loss")
-
-
 def test_a_fixed_trial_is_never_pruned():
     assert objective(optuna.trial.FixedTrial({})) > 0
 

@@ -121,10 +121,3 @@ def test_thread_ends_with_a_fit_that_fails():
         trainer.fit()
 
     assert "SystemMonitor" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_missing_package_is_an_error_at_the_start(monkeypatch):
-    monkeypatch.setitem(sys.modules, "psutil", None)
-
-    with pytest.raises(ModuleNotFoundError, match=r"psutil.*pip install \"composable\[system\]\""):
-        SystemMonitor()

@@ -8,7 +8,6 @@ from torch.nn.functional import cross_entropy
 
 from composable.callbacks import TimeSplit, time_split
 from composable.loggers import InMemoryLogger
-from composable.testing import NoSync
 from tests.support.data import batches
 from tests.support.models import linear
 from tests.support.runs import make_trainer
@@ -121,15 +120,3 @@ def test_a_resumed_run_continues_the_times(monkeypatch, tmp_path):
     build(Clock(monkeypatch), TimeSplit(), loggers=memory, max_duration="2ep", **options).fit()
 
     assert memory.latest["time_split/optimizer"] == 600.0
-
-
-def test_the_device_is_never_synchronized():
-    trainer = make_trainer(callbacks=TimeSplit(), nonfinite_loss="ignore")
-    with NoSync():
-        trainer.fit()
-
-
-@pytest.mark.parametrize("seconds", [{}, [], {"data": 1.0}, dict.fromkeys(time_split._PARTS, "1")])
-def test_a_forged_state_is_an_error(seconds):
-    with pytest.raises(ValueError, match=r"seconds is .*, and must be numbers of at least 0"):
-        TimeSplit().load_state_dict({"seconds": seconds})

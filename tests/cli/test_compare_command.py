@@ -35,11 +35,16 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(autouse=True)
+def _path(monkeypatch):
+    """Keep the folders of scripts out of the path of other tests."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
 @pytest.fixture
-def script(tmp_path, monkeypatch):
+def script(tmp_path):
     path = tmp_path / "own_script.py"
     path.write_text(SCRIPT)
-    monkeypatch.setattr(sys, "path", sys.path[:])
     yield path
     for name in ("own_script", "composable_script_own_script"):
         sys.modules.pop(name, None)
@@ -156,14 +161,6 @@ def test_wrong_usage_has_exit_status_2(script, called, capsys, arguments, messag
     assert re.search(message, error)
 
 
-def test_a_script_without_arms_says_how_to_give_some(tmp_path, called, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    path = tmp_path / "no_arms_here.py"
-    path.write_text("def build(algorithms, seed): ...")
-    assert run(path) == 2
-    assert "define a mapping 'arms'" in capsys.readouterr().err
-
-
 def test_a_script_has_no_arguments_of_the_command(script, called, monkeypatch):
     given = ["composable", "compare", str(script)]
     monkeypatch.setattr(sys, "argv", given)
@@ -175,19 +172,19 @@ def test_a_script_has_no_arguments_of_the_command(script, called, monkeypatch):
     assert sys.argv is given
 
 
-def test_a_script_that_ends_is_an_error(script, called, capsys):
-    script.write_text("raise SystemExit(0)")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def build(algorithms, seed): ...", "define a mapping 'arms'"),
+        ("raise SystemExit(0)", "ended with exit code 0 while it was imported; put"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_script_without_arms_or_its_error_is_shown(script, called, capsys, content, message):
+    script.write_text(content)
     assert run(script) == 2
-    assert "ended with exit code 0 while it was imported; put" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not called
-
-
-def test_an_error_of_the_script_is_shown_with_its_traceback(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    path = tmp_path / "broken_script.py"
-    path.write_text("1 / 0")
-    assert run(path) == 2
-    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -225,8 +222,7 @@ def test_scripts_are_modules_that_workers_import(script):
     assert sys.modules["own_script"] is module
 
 
-def test_a_script_of_the_name_of_a_module_is_kept_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def test_a_script_of_the_name_of_a_module_is_kept_apart(tmp_path):
     path = tmp_path / "argparse.py"
     path.write_text("value = 3")
     module = load_script(path)
@@ -235,8 +231,7 @@ def test_a_script_of_the_name_of_a_module_is_kept_apart(tmp_path, monkeypatch):
     sys.modules.pop(module.__name__)
 
 
-def test_a_script_in_a_package_may_import_relatively(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def test_a_script_in_a_package_may_import_relatively(tmp_path):
     inner = tmp_path / "own_package" / "inner"
     inner.mkdir(parents=True)
     for folder in (inner, inner.parent):
@@ -255,16 +250,14 @@ def test_a_script_in_a_package_may_import_relatively(tmp_path, monkeypatch):
     assert module.__name__ == "own_package.inner.run"
 
 
-def test_a_script_may_have_dots_in_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def test_a_script_may_have_dots_in_its_name(tmp_path):
     path = tmp_path / "own-script.v2.py"
     path.write_text("STRENGTH = 0.3")
     assert load_script(path).STRENGTH == 0.3
     assert sys.modules.pop("composable_script_own-script_v2").STRENGTH == 0.3
 
 
-def test_a_file_that_is_no_python_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", sys.path[:])
+def test_a_file_that_is_no_python_is_an_error(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("value = 3")
     with pytest.raises(UsageError, match="must be a Python file"):

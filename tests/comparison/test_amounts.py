@@ -7,24 +7,16 @@ import attrs
 import numpy as np
 import pytest
 
-import composable
 from composable.algorithms import LabelSmoothing
 from composable.comparison import Comparison, Verdict
 from composable.comparison.analysis import analyze
 from composable.comparison.building import build_trainer
 from composable.comparison.design import check_amounts, plan_amounts
-from composable.comparison.records import (
-    Evaluation,
-    Seconds,
-    Study,
-    Trial,
-    TrialResult,
-    stop_at_best,
-)
+from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult, stop_at_best
 from composable.comparison.table import format_html
 from tests.comparison import small
-from tests.comparison.synthetic import METRIC, draw_data_study, protocol
-from tests.support.comparison import work_in_threads
+from tests.comparison.synthetic import METRIC, draw_data_study, edit, protocol, with_settings
+from tests.support.comparison import compare_in_threads
 
 VALIDATION = "validation/loss"
 
@@ -210,8 +202,7 @@ def test_a_schedule_that_diverges_leaves_the_others():
     def fail(one):
         return attrs.evolve(one, outcome="diverged", error="nan") if one.batches == 80 else one
 
-    study = draw_data_study(0, {"arm": 2.0})
-    found = analyze(attrs.evolve(study, results=tuple(map(fail, study.results))))
+    found = analyze(edit(draw_data_study(0, {"arm": 2.0}), fail))
     assert found["arm"].verdict is Verdict.PAYS
 
 
@@ -220,8 +211,7 @@ def test_an_amount_without_a_result_of_each_seed_is_not_on_the_curve():
         lost = (one.trial.arm, one.trial.data_amount, one.trial.seed) == ("arm", 900, 3)
         return attrs.evolve(one, outcome="diverged", error="nan") if lost else one
 
-    study = draw_data_study(0, {"arm": 2.0})
-    arm = analyze(attrs.evolve(study, results=tuple(map(fail, study.results))))["arm"]
+    arm = analyze(edit(draw_data_study(0, {"arm": 2.0}), fail))["arm"]
     assert [one.mean is None for one in arm.qualities] == [False, False, True]
     assert arm.notes == (
         "1 of 5 runs of 900 did not finish (diverged: nan): this amount is not part of the curve",
@@ -232,29 +222,17 @@ def test_settings_at_the_edge_of_their_grid_are_noted_for_each_amount():
     study = draw_data_study(0, {"arm": 2.0})
 
     def tuned(one):
-        rate = {100: 0.1, 300: 0.1, 900: 0.3}[one.trial.data_amount]
-        settings = {"lr": rate, "data_amount": one.trial.data_amount}
-        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=settings))
+        amount = one.trial.data_amount
+        rate = {100: 0.1, 300: 0.1, 900: 0.3}[amount]
+        return with_settings(one, lr=rate, data_amount=amount)
 
     grids = {arm: {"lr": (0.1, 0.2, 0.3)} for arm in study.protocol.arms}
-    study = Study(attrs.evolve(study.protocol, grids=grids), tuple(map(tuned, study.results)), ())
-    assert analyze(study)["arm"].notes == (
+    edited = edit(study, tuned, protocol=attrs.evolve(study.protocol, grids=grids))
+    assert analyze(edited)["arm"].notes == (
         "lr=0.1 is the lowest value that was tried: a lower one may be better "
         "(data_amount=100, 300)",
         "lr=0.3 is the highest value that was tried: a higher one may be better (data_amount=900)",
     )
-
-
-def test_no_value_below_0_is_recommended():
-    study = draw_data_study(0, {"arm": 2.0})
-
-    def tuned(one):
-        settings = {"dropout": 0.0, "data_amount": one.trial.data_amount}
-        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=settings))
-
-    grids = {arm: {"dropout": (0.0, 0.2)} for arm in study.protocol.arms}
-    study = Study(attrs.evolve(study.protocol, grids=grids), tuple(map(tuned, study.results)), ())
-    assert analyze(study)["arm"].notes == ()
 
 
 # --- from beginning to end ---
@@ -284,9 +262,7 @@ def compare_loop(folder, **changes):
         "repeat_baseline": False,
         "progress_bar": False,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        work_in_threads(patch)
-        return composable.compare(folder=folder, workers=2, **{**given, **changes})
+    return compare_in_threads(folder=folder, workers=2, **{**given, **changes})
 
 
 def test_a_loop_is_compared_by_amounts_of_data_and_the_next_call_reuses_it(tmp_path):
@@ -307,8 +283,7 @@ def test_a_loop_is_compared_by_amounts_of_data_and_the_next_call_reuses_it(tmp_p
 
 def test_amounts_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(Comparison, "save", lambda self, folder: folder)
-    work_in_threads(monkeypatch)
-    comparison = composable.compare(
+    comparison = compare_in_threads(
         build,
         {"smoothing": [LabelSmoothing(0.1)]},
         metric="test/loss",

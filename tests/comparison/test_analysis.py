@@ -8,15 +8,7 @@ from composable.comparison.analysis import analyze
 from composable.comparison.records import StepCost, Study, TrialResult
 from composable.comparison.verdict import Verdict
 
-from .synthetic import METRIC, draw_data_study, draw_study, loss_after
-
-
-def change(study: Study, arm: str, seeds: tuple[int, ...], **changes: Any) -> Study:
-    def changed(result: TrialResult) -> TrialResult:
-        hit = result.trial.arm == arm and result.trial.seed in seeds
-        return attrs.evolve(result, **changes) if hit else result
-
-    return attrs.evolve(study, results=tuple(map(changed, study.results)))
+from .synthetic import METRIC, draw_data_study, draw_study, edit, loss_after, with_settings
 
 
 def test_an_arm_of_twice_the_speed_pays_with_a_sentence() -> None:
@@ -73,7 +65,7 @@ def test_a_method_that_pays_early_and_costs_late_says_where() -> None:
         metrics = {METRIC: result.curve[-1].metrics[METRIC] + gain}
         return attrs.evolve(result, curve=(attrs.evolve(result.curve[-1], metrics=metrics),))
 
-    arm = analyze(attrs.evolve(study, results=tuple(map(bent, study.results))))["early"]
+    arm = analyze(edit(study, bent))["early"]
     assert arm.at_results[0].speedup.low > 1
     assert arm.at_results[-1].speedup.high < 1
     assert "faster at 2.7" in arm.why
@@ -143,7 +135,7 @@ def test_a_schedule_with_a_diverged_run_is_not_part_of_the_curve() -> None:
         return attrs.evolve(result, outcome="diverged") if hit else result
 
     study = draw_study(0, {"fast": 2.0})
-    arm = analyze(attrs.evolve(study, results=tuple(map(lost, study.results))))["fast"]
+    arm = analyze(edit(study, lost))["fast"]
     assert arm.qualities[-1].mean is None
     assert arm.covered < 0.7
     assert "1 of 5 runs of 800ba did not finish (diverged)" in arm.notes[0]
@@ -151,7 +143,10 @@ def test_a_schedule_with_a_diverged_run_is_not_part_of_the_curve() -> None:
 
 
 def test_a_baseline_without_results_is_refused() -> None:
-    study = change(draw_study(0, {"fast": 4.0}), "plain", (0, 1, 2, 3, 4), outcome="failed")
+    def fail(result: TrialResult) -> TrialResult:
+        return attrs.evolve(result, outcome="failed") if result.trial.arm == "plain" else result
+
+    study = edit(draw_study(0, {"fast": 4.0}), fail)
     with pytest.raises(ValueError, match="'plain' has no finished reporting trial"):
         analyze(study)
 
@@ -266,21 +261,21 @@ def test_a_study_with_one_process_of_each_arm_has_the_typical_difference_of_proc
     assert found.high / found.low == pytest.approx(exp(2 * 2.2 * 0.05), rel=0.01)
 
 
-@pytest.mark.parametrize(("chosen", "end"), [(0.1, "lowest"), (0.3, "highest"), (0.2, None)])
+@pytest.mark.parametrize(
+    ("chosen", "end"), [(0.1, "lowest"), (0.3, "highest"), (0.2, None), (0.0, None)]
+)
 def test_settings_at_the_edge_of_their_grid_are_said(chosen: float, end: str | None) -> None:
     study = draw_study(0, {"fast": 2.0})
-    protocol = attrs.evolve(
-        study.protocol,
-        grids={"fast": {"lr": (0.1, 0.2, 0.3), "name": ("a", "b"), "fixed": (1,)}},
-    )
+    rates = (0.0, 0.2) if chosen == 0 else (0.1, 0.2, 0.3)  # no rate below 0 is recommended
+    grids = {"fast": {"lr": rates, "name": ("a", "b"), "fixed": (1,)}}
 
     def tuned(one: TrialResult) -> TrialResult:
         settings = {"lr": chosen, "name": "a", "fixed": 1} if one.trial.arm == "fast" else {}
-        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=settings))
+        return with_settings(one, **settings)
 
-    results = tuple(map(tuned, study.results))
-    notes = analyze(attrs.evolve(study, protocol=protocol, results=results))["fast"].notes
-    assert [f"lr={chosen} is the {end} value" in note for note in notes] == [True] * bool(end)
+    notes = analyze(edit(study, tuned, protocol=attrs.evolve(study.protocol, grids=grids)))
+    said = [f"lr={chosen} is the {end} value" in note for note in notes["fast"].notes]
+    assert said == [True] * bool(end)
 
 
 def test_an_unknown_arm_is_refused() -> None:

@@ -17,7 +17,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from tests.comparison.small import build, build_of_updates, descend, design
-from tests.support.comparison import fork_workers, work_in_threads
+from tests.support.comparison import compare_in_threads, fork_workers
 from tests.support.processes import wait_until
 from tests.support.signals import signals_set
 
@@ -48,9 +48,7 @@ def unsaved(monkeypatch):
 def compare(function, arms, folder, **options):
     """Compare in a thread, by given costs."""
     cost = dict.fromkeys(["baseline", *arms], 1.0)
-    with pytest.MonkeyPatch.context() as patch:
-        work_in_threads(patch)
-        return composable.compare(function, arms, folder=folder, cost=cost, **{**SMALL, **options})
+    return compare_in_threads(function, arms, folder=folder, cost=cost, **{**SMALL, **options})
 
 
 def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(
@@ -185,13 +183,6 @@ def test_runs_of_several_updates_are_compared(tmp_path, unsaved):
         assert [duration for duration, _ in reported(study, arm)] == ["1ep", "2ep"] * 2
 
 
-@pytest.mark.parametrize("missing", ["cloudpickle", "loky"])
-def test_a_missing_package_is_found_before_training(monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match=rf'needs {missing}.*pip install "composable\[compare\]"'):
-        composable.compare(build, {"other": []}, metric="test/accuracy")
-
-
 # --- loops, given costs and added schedules: in threads, without a process ---
 
 LOOP = {
@@ -207,9 +198,7 @@ LOOP = {
 
 def compare_loop(folder, **changes):
     given = {**LOOP, "arms": {"fast": {"factor": 2}}, "cost": {"baseline": 1.0, "fast": 1.0}}
-    with pytest.MonkeyPatch.context() as patch:
-        work_in_threads(patch)
-        return composable.compare(folder=folder, workers=2, **{**given, **changes})
+    return compare_in_threads(folder=folder, workers=2, **{**given, **changes})
 
 
 def test_a_loop_is_compared_by_given_costs(tmp_path, unsaved):

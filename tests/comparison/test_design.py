@@ -48,12 +48,8 @@ def test_tuning_uses_the_other_evaluator():
         "max",
     )
     assert made.protocol.notes == ()
-
-
-def test_another_metric_of_tuning_has_its_own_mode():
-    made = design(tune=RATES, tuning_metric="validation/loss")
-    assert (made.protocol.tuning_metric, made.protocol.tuning_mode) == ("validation/loss", "min")
-    assert made.protocol.mode == "max"
+    other = design(tune=RATES, tuning_metric="validation/loss").protocol
+    assert (other.tuning_metric, other.tuning_mode, other.mode) == ("validation/loss", "min", "max")
 
 
 def test_the_repeated_baseline_has_its_settings_to_try_and_other_seeds():
@@ -170,24 +166,23 @@ def test_invalid_arguments_are_errors(changes, error, message):
         design(**changes)
 
 
-def test_arms_without_schedules_by_name_have_those_of_the_baseline():
-    made = design(
-        arms={"other": [], "both": [LabelSmoothing(0.1), MixUp()]},
-        durations={"both": ["2ep", "1ep"]},
-    )
-    own = ("1ep", "2ep", "4ep")
-    assert made.protocol.schedules == {
-        "baseline": own,
-        "other": own,
-        "both": ("1ep", "2ep"),
-        "baseline (repeated)": own,
+@pytest.mark.parametrize(
+    ("durations", "of_both", "of_others"),
+    [
+        ({"both": ["2ep", "1ep"]}, ("1ep", "2ep"), ("1ep", "2ep", "4ep")),
+        ({"baseline": ["1ep", "3ep"]}, ("1ep", "3ep"), ("1ep", "3ep")),
+    ],
+)
+def test_arms_without_schedules_have_those_of_the_baseline(durations, of_both, of_others):
+    arms = {"other": [], "both": [LabelSmoothing(0.1), MixUp()]}
+    protocol = design(arms=arms, durations=durations).protocol
+    assert protocol.durations == of_others
+    assert protocol.schedules == {
+        "baseline": of_others,
+        "other": of_others,
+        "both": of_both,
+        "baseline (repeated)": of_others,
     }
-
-
-def test_arms_without_schedules_have_those_of_the_baseline():
-    made = design(durations={"baseline": ["1ep", "3ep"]}, arms={"other": [], "another": [MixUp()]})
-    assert set(made.protocol.schedules.values()) == {("1ep", "3ep")}
-    assert made.protocol.durations == ("1ep", "3ep")
 
 
 def test_values_of_tune_that_leave_no_choice_are_said():
@@ -224,47 +219,39 @@ def test_the_folder_has_the_name_of_the_module_of_the_build_function():
 # --- weights that are shared by all calls of build ---
 
 
-def test_a_build_function_that_continues_a_global_model_is_an_error():
-    model = nn.Linear(2, 2)
-    weight = model.weight.detach().clone()
-
-    def continuing(algorithms, seed):
-        return one_evaluator(algorithms, seed, model=model)
-
-    with pytest.raises(BuildError, match=r"model belongs to .* copy\.deepcopy\(model\)"):
-        design(build=continuing, metric="loss")
-    assert model.weight.equal(weight)
+def sharing(backbone, of=lambda backbone: nn.Sequential(backbone, nn.Linear(2, 2))):
+    """Return a function that builds Trainers of models with one layer."""
+    return lambda algorithms, seed: one_evaluator(algorithms, seed, model=of(backbone))
 
 
-def test_a_build_function_that_continues_a_global_part_is_an_error():
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ({"of": lambda backbone: backbone}, r"model belongs to .* copy\.deepcopy\(model\)"),
+        ({}, "2 of the parameters of an earlier call"),
+    ],
+)
+def test_a_build_function_that_continues_a_global_model_or_part_is_an_error(of, message):
     backbone = nn.Linear(2, 2)
     weight = backbone.weight.detach().clone()
 
-    def continuing(algorithms, seed):
-        return one_evaluator(algorithms, seed, model=nn.Sequential(backbone, nn.Linear(2, 2)))
-
-    with pytest.raises(BuildError, match="2 of the parameters of an earlier call"):
-        design(build=continuing, metric="loss")
+    with pytest.raises(BuildError, match=message):
+        design(build=sharing(backbone, **of), metric="loss")
     assert backbone.weight.equal(weight)
 
 
-def test_a_shared_part_whose_weights_are_set_in_each_call_may_be_compared():
-    backbone = nn.Linear(2, 2)
-
-    def resetting(algorithms, seed):
-        backbone.reset_parameters()
-        return one_evaluator(algorithms, seed, model=nn.Sequential(backbone, nn.Linear(2, 2)))
-
-    assert design(build=resetting, metric="loss").protocol.metric == "eval/loss"
+def reset(backbone):
+    backbone.reset_parameters()
+    return nn.Sequential(backbone, nn.Linear(2, 2))
 
 
-def test_a_shared_part_that_is_not_trained_may_be_compared():
-    backbone = nn.Linear(2, 2).requires_grad_(False)
-
-    def fine_tuning(algorithms, seed):
-        return one_evaluator(algorithms, seed, model=nn.Sequential(backbone, nn.Linear(2, 2)))
-
-    assert design(build=fine_tuning, metric="loss").protocol.metric == "eval/loss"
+@pytest.mark.parametrize(
+    "shared",
+    [sharing(nn.Linear(2, 2), of=reset), sharing(nn.Linear(2, 2).requires_grad_(False))],
+    ids=["set in each call", "not trained"],
+)
+def test_a_shared_part_without_trained_weights_may_be_compared(shared):
+    assert design(build=shared, metric="loss").protocol.metric == "eval/loss"
 
 
 # --- seeds ---

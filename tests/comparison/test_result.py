@@ -2,7 +2,6 @@
 
 import re
 import sys
-from html.parser import HTMLParser
 from importlib.resources import files
 
 import attrs
@@ -11,10 +10,10 @@ from jinja2 import UndefinedError
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from composable.comparison import Comparison, Verdict, table
-from tests.comparison.studies import make_study
-from tests.comparison.synthetic import draw_data_study
+from tests.comparison.synthetic import draw_data_study, edit, make_study, with_settings
 from tests.support.campaign import FULL, drawn
 from tests.support.commands import run_script
+from tests.support.pages import Page
 
 HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
 LONG = "ALiBi on quarter-length sequences + Muon + sequence-length warm-up + EMA"
@@ -59,34 +58,6 @@ def comparison(request):
 
 def html(comparison):
     return table.format_html(comparison.study, comparison.analysis, "<svg></svg>")
-
-
-class Page(HTMLParser):
-    """The elements of a page, closed in order, and the text of each kind."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.texts, self.attributes = [], [], {}, []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += attributes
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += attributes
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        for tag in set(self.open):
-            self.texts[tag] = self.texts.get(tag, "") + data
 
 
 def test_the_table_has_at_most_100_columns_and_every_arm(comparison):
@@ -247,12 +218,9 @@ def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
     )
 
     def at_the_edge(one):
-        own = {"lr": 4e-3} if one.trial.arm == "MuonClip" else one.trial.settings
-        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=own))
+        return with_settings(one, lr=4e-3) if one.trial.arm == "MuonClip" else one
 
-    results = tuple(map(at_the_edge, study.results))
-    comparison = Comparison(attrs.evolve(study, protocol=protocol, results=results))
-    text = comparison.table()
+    text = Comparison(edit(study, at_the_edge, protocol=protocol)).table()
     assert "he budget ended" in text
     assert "lr=0.004" in text
     assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())

@@ -1,6 +1,8 @@
 """The stages of a comparison, with made-up results."""
 
+import math
 import types
+from itertools import product
 
 import attrs
 import pytest
@@ -9,14 +11,13 @@ from composable.algorithms import LabelSmoothing
 from composable.comparison import stages
 from composable.comparison.cost import TimedBlock
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
-from composable.comparison.stages import train_design
+from composable.comparison.stages import choose_settings, train_design
 from composable.comparison.study_file import Cache, DamagedCacheWarning
 from composable.comparison.trial import Compared
 from composable.core.time import Time
 from tests.comparison.small import BATCHES, build, design
 
 RATES = {"lr": [0.01, 0.05, 0.1, 0.5]}
-LATER = 1e9
 
 
 class Machine:
@@ -64,6 +65,7 @@ def test_every_arm_is_tuned_and_reported_on_its_own_seeds():
     assert [sum(one.arm == arm for one in full) for arm in made.protocol.arms] == [8, 8, 8]
     assert len(machine.of("tuning")) == 24 + 3  # with the short trials, which are not reported
     reported = machine.of("reporting")
+    assert {one.seed for one in full if one.arm == "other"} == set(made.protocol.tuning_seeds)
     assert not {one.seed for one in machine.of("tuning")} & {one.seed for one in reported}
     assert all(one.settings == {"lr": 0.1} for one in reported)
     assert len([one for one in trained.results if one.trial.purpose == "tuning"]) == 24
@@ -86,6 +88,59 @@ def test_all_arms_are_tuned_for_the_same_seconds(durations, rate):
         for arm in made.protocol.arms
     }
     assert seconds == dict.fromkeys(made.protocol.arms, 320.0)
+
+
+# --- the choice of settings ---
+
+BEST = {"plain": 0.1, "mixed": 0.01}
+TRIED_RATES = (0.001, 0.01, 0.1, 1.0)
+TRIED = {arm: [{"lr": rate} for rate in TRIED_RATES] for arm in BEST}
+TRIALS = [
+    Trial(arm, one, "4ep", seed, "tuning")
+    for arm, tried in TRIED.items()
+    for one, seed in product(tried, (8, 9))
+]
+
+
+def tuned(trial, value, outcome="finished", error=None):
+    curve = (Evaluation(1, {"validation/loss": value}),)
+    return TrialResult(trial, outcome, 1, Seconds(0, 0, 1, 0), curve, error)
+
+
+def score(one):
+    value = -one.curve[-1].metrics["validation/loss"]
+    return value if one.outcome == "finished" and math.isfinite(value) else -math.inf
+
+
+def test_the_best_settings_of_each_arm_are_chosen():
+    losses = [abs(math.log10(one.settings["lr"] / BEST[one.arm])) for one in TRIALS]
+    results = [tuned(one, loss) for one, loss in zip(TRIALS, losses, strict=True)]
+    assert choose_settings(TRIED, results, score) == (
+        {arm: {"lr": best} for arm, best in BEST.items()},
+        [],
+    )
+
+
+def test_of_equal_settings_the_first_is_chosen():
+    chosen, _ = choose_settings(TRIED, [tuned(one, 1.0) for one in TRIALS], score)
+    assert chosen["plain"] == {"lr": 0.001}
+
+
+@pytest.mark.parametrize("outcome", ["failed", "diverged", "nan"])
+def test_settings_without_a_result_on_one_seed_are_the_worst(outcome):
+    lost = (0.0, outcome) if outcome != "nan" else (math.nan, "finished")
+    results = [
+        tuned(one, *(lost if one.settings["lr"] == 0.001 and one.seed == 9 else (5.0,)))
+        for one in TRIALS
+    ]
+    assert choose_settings(TRIED, results, score)[0]["plain"] == {"lr": 0.01}
+
+
+def test_an_arm_whose_trials_all_fail_is_named():
+    failed = (0.0, "failed", "ValueError: no")
+    results = [tuned(one, *(failed if one.arm == "mixed" else (1.0,))) for one in TRIALS]
+    _, notes = choose_settings(TRIED, results, score)
+    assert notes == ["mixed: no tuning trial has a result: ValueError: no"]
 
 
 # --- the costs of steps ---

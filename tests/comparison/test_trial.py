@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from composable import Callback, Control
+from composable import Control, Event
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
 from composable.comparison import trial as trials
@@ -21,6 +21,7 @@ from composable.core.algorithm import FunctionAlgorithm
 from composable.loggers import JSONLinesLogger
 from tests.comparison.small import descend
 from tests.support.comparison import BATCHES, build, examples, loop_of, trial
+from tests.support.observers import Asks
 
 PLAIN = {"algorithms": []}
 
@@ -30,22 +31,16 @@ def run_trial(build, arguments, trial, **options):
     return trials.run_trial(Compared(function=build, arms={trial.arm: arm}, **options), trial)
 
 
-def test_records_each_evaluation():
-    result = run_trial(build, PLAIN, trial(duration="3ep"))
+def test_records_each_evaluation_of_the_trainer():
+    result = run_trial(build, PLAIN, trial(seed=3, duration="3ep"))
 
     assert (result.outcome, result.error, result.batches) == ("finished", None, 3 * BATCHES)
     assert [one.batch for one in result.curve] == [BATCHES, 2 * BATCHES, 3 * BATCHES]
     assert set(result.curve[-1].metrics) == {"eval/loss", "eval/accuracy"}
-    assert result.trial == trial(duration="3ep")
-
-
-def test_the_results_are_those_of_the_trainer():
-    result = run_trial(build, PLAIN, trial(seed=3))
-
+    assert result.trial == trial(seed=3, duration="3ep")
     torch.manual_seed(3)
-    trainer = build([], 3, max_duration="2ep")
-    trainer.fit()
-    assert result.curve[-1].metrics["eval/loss"] == trainer.state.metrics["eval"]["loss"]
+    state = build([], 3, max_duration="3ep").fit()
+    assert result.curve[-1].metrics["eval/loss"] == state.metrics["eval"]["loss"]
 
 
 def test_a_seed_determines_the_results_and_another_one_gives_others():
@@ -93,13 +88,9 @@ def test_evaluators_due_at_other_times_give_their_own_results_only():
     assert labels == [{"validation"}, {"validation", "test"}] * 2
 
 
-class Stop(Callback):
-    def batch_end(self, state, logger):
-        return Control.STOP if state.timestamp.batch == 4 else None
-
-
 def test_a_run_that_ends_early_is_stopped():
-    result = run_trial(partial(build, callbacks=Stop()), PLAIN, trial())
+    stop = Asks(Event.BATCH_END, 3, Control.STOP)
+    result = run_trial(partial(build, callbacks=stop), PLAIN, trial())
 
     assert (result.outcome, result.batches) == ("stopped", 4)
     assert result.curve[-1].batch == 4
@@ -108,19 +99,18 @@ def test_a_run_that_ends_early_is_stopped():
 # --- the duration ---
 
 
-def test_passes_the_duration_to_a_function_that_takes_it():
-    def takes(algorithms, seed, max_duration):
-        assert max_duration == "5ba"
-        return build(algorithms, seed, max_duration=max_duration)
-
-    assert run_trial(takes, PLAIN, trial(duration="5ba")).batches == 5
+def takes(algorithms, seed, max_duration):
+    assert max_duration == "5ba"
+    return build(algorithms, seed, max_duration=max_duration)
 
 
-def test_sets_the_duration_of_a_function_that_does_not_take_it():
-    def own(algorithms, seed):
-        return build(algorithms, seed, max_duration="7ep")
+def takes_none(algorithms, seed):
+    return build(algorithms, seed, max_duration="7ep")
 
-    assert run_trial(own, PLAIN, trial(duration="5ba")).batches == 5
+
+@pytest.mark.parametrize("function", [takes, takes_none])
+def test_the_duration_is_that_of_the_trial_whether_the_function_takes_it(function):
+    assert run_trial(function, PLAIN, trial(duration="5ba")).batches == 5
 
 
 # --- what goes wrong in a trial ---
@@ -136,19 +126,14 @@ def test_a_loss_that_is_not_finite_diverges():
     assert result.error.startswith("NonFiniteLossError: the loss of batch 0 was inf")
 
 
-def test_a_result_that_is_not_finite_diverges_and_ends_the_run():
+def test_a_needed_result_that_is_not_finite_diverges_and_ends_the_run():
     metrics = {"ratio": lambda outputs, targets: torch.tensor(math.nan)}
-    result = run_trial(partial(build, metrics=metrics), PLAIN, trial())
+    function = partial(build, metrics=metrics)
+    result = run_trial(function, PLAIN, trial())
 
     assert (result.outcome, result.batches) == ("diverged", BATCHES)
     assert result.error == f"eval/ratio is nan after batch {BATCHES}"
-
-
-def test_a_result_that_the_trial_does_not_need_may_be_nan():
-    metrics = {"ratio": lambda outputs, targets: torch.tensor(math.nan)}
-    result = run_trial(partial(build, metrics=metrics), PLAIN, trial(), metrics=("eval/loss",))
-
-    assert result.outcome == "finished"
+    assert run_trial(function, PLAIN, trial(), metrics=("eval/loss",)).outcome == "finished"
 
 
 def fail(event, state):

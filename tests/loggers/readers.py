@@ -18,6 +18,7 @@ from PIL import Image
 from composable.loggers import (
     CometLogger,
     CSVLogger,
+    JSONLinesLogger,
     MLFlowLogger,
     TensorBoardLogger,
     TrackioLogger,
@@ -290,13 +291,18 @@ def _trackio_artifact(folder: Path, name: str) -> bytes:
     return cas.blob_path("test", entry["digest"]).read_bytes()  # type: ignore[no-any-return]
 
 
-# --- CSV
+# --- files of this library
 
 
 def _csv_series(folder: Path, name: str) -> Series:
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get(name)]
     return [(int(row["batch"]), float(row[name])) for row in rows]
+
+
+def _json_series(folder: Path, name: str) -> Series:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(line["batch"], line[name]) for line in lines if name in line]
 
 
 def _last(found: list[Any]) -> Any:
@@ -370,6 +376,11 @@ BACK_ENDS = {
         ),
         BackEnd(
             "csv", lambda folder, **more: CSVLogger(folder / "metrics.csv", **more), _csv_series
+        ),
+        BackEnd(
+            "json lines",
+            lambda folder, **more: JSONLinesLogger(folder / "metrics.jsonl", **more),
+            _json_series,
         ),
     )
 }

@@ -88,9 +88,9 @@ def test_every_value_of_a_run_is_read_back(back_end, tmp_path):
 
     for name in ("loss/train", "metrics/eval/loss", "lr"):
         found, expected = back_end.series(tmp_path, name), stamped(memory, name)
-        assert [step for step, _ in found] == [step for step, _ in expected]
-        # TensorBoard has float32, which a loss is and 0.1 isn't.
-        assert [value for _, value in found] == pytest.approx([v for _, v in expected], rel=1e-7)
+        if back_end.name == "tensorboard":  # it has float32, which a loss is and 0.1 isn't
+            expected = [(step, pytest.approx(value, rel=1e-7)) for step, value in expected]
+        assert found == expected
     assert len(expected) == 7
 
 
@@ -254,12 +254,12 @@ def test_a_hyperparameter_may_have_the_name_of_the_folder_of_checkpoints(name, t
 # --- failures
 
 
-@every_back_end
-def test_a_failure_is_one_warning_and_changes_no_weight(back_end, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in BACK_ENDS if name != "json lines"])
+def test_a_failure_is_one_warning_and_changes_no_weight(name, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no space left on device")
 
-    logger, memory = back_end.make(tmp_path, flush_interval=1), InMemoryLogger()
+    logger, memory = BACK_ENDS[name].make(tmp_path, flush_interval=1), InMemoryLogger()
     monkeypatch.setattr(logger, "_write_metrics", fail)
 
     with pytest.warns(LoggerFailureWarning) as caught:
@@ -322,33 +322,14 @@ def test_rejects_the_state_of_another_callback(back_end, tmp_path):
 def test_other_processes_than_the_main_one_write_nothing(back_end, tmp_path, monkeypatch):
     monkeypatch.setattr(Processes, "current", lambda: Processes(rank=1, size=1))
     logger = back_end.make(tmp_path, flush_interval=1)
-    before = list(tmp_path.iterdir())
-    trainer = make_trainer(loggers=logger)
-    trainer.fit()
+    before, state = list(tmp_path.iterdir()), logger.state_dict()
+    make_trainer(loggers=logger).fit()
     Logger([logger]).log_text({"a": "b"})
-    state = logger.state_dict()
+    Logger([logger]).log_images({"faces": torch.zeros(1, 2, 2)})
+    assert logger.state_dict() == state
     finish(logger)
 
     assert list(tmp_path.iterdir()) == before
-    assert state == {"run": None, "recent": None}
-
-
-@pytest.mark.parametrize(
-    ("kind", "package", "extra"),
-    [
-        (TensorBoardLogger, "tensorboard", "tensorboard"),
-        (WandBLogger, "wandb", "wandb"),
-        (MLFlowLogger, "mlflow", "mlflow"),
-        (CometLogger, "comet_ml", "comet"),
-        (TrackioLogger, "trackio", "trackio"),
-        (AzureMLLogger, "azureml", "azureml"),
-    ],
-)
-def test_a_missing_package_is_named_with_what_to_type(kind, package, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-
-    with pytest.raises(ModuleNotFoundError, match=rf'pip install "composable\[{extra}\]"'):
-        kind()
 
 
 def test_auto_is_one_logger_of_each_installed_package(monkeypatch):
@@ -599,14 +580,6 @@ def test_the_hyperparameters_of_tensorboard_stand_beside_all_metrics(tmp_path):
 # --- loggers="auto"
 
 
-def at_batch(number, act):
-    def callback(event, state, logger):
-        if event is Event.BATCH_END and state.timestamp.batch == number:
-            act(state, logger)
-
-    return callback
-
-
 def test_automatic_loggers_write_what_others_do(tmp_path):
     trainer = make_trainer(loggers="auto", max_duration="1ep")
     trainer.fit()
@@ -622,12 +595,13 @@ def test_automatic_loggers_write_what_others_do(tmp_path):
 def test_what_a_back_end_does_not_support_does_not_end_the_run(tmp_path):
     logger = CSVLogger(tmp_path / "a.csv", flush_interval=1)
 
-    def log(state, logger):
-        logger.log_artifact("file", tmp_path)
-        logger.log_text({"story": "a first try"})
+    def log(event, state, logger):
+        if event is Event.BATCH_END and state.timestamp.batch == 1:
+            logger.log_artifact("file", tmp_path)
+            logger.log_text({"story": "a first try"})
 
     with pytest.warns(UnsupportedLogWarning) as caught:
-        make_trainer(loggers=logger, callbacks=at_batch(1, log), max_duration="1ep").fit()
+        make_trainer(loggers=logger, callbacks=log, max_duration="1ep").fit()
 
     dropped = {str(one.message).split()[4].strip(",") for one in caught}
     assert dropped == {"log_artifact", "log_text"}

@@ -10,8 +10,6 @@ import torch
 from composable import Timestamp, Trainer
 from composable.checkpoint import pack, unpack
 from composable.loggers import ConsoleLogger, InMemoryLogger
-from tests.support.data import batches
-from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
 VALUES = [
@@ -87,25 +85,10 @@ def test_state_of_something_else_is_an_error(change):
     assert memory.series("loss") == [1.0]
 
 
-def test_history_of_a_trainer_continues_after_a_resume(tmp_path):
-    options = {"save_folder": tmp_path, "save_interval": "1ba", "eval_dataloader": batches([4])}
-    whole = make_trainer(loggers=[ConsoleLogger("99ep"), InMemoryLogger()], **options)
-    whole.fit()
-
-    with pytest.raises(KeyboardInterrupt):
-        make_trainer(
-            loggers=InMemoryLogger,
-            callbacks=Raise(KeyboardInterrupt()),
-            **{**options, "save_folder": tmp_path / "b"},
-        ).fit()
-    again = make_trainer(
-        loggers=InMemoryLogger, **{**options, "save_folder": tmp_path / "b"}, autoresume=True
-    )
-    assert len(again.history.series("loss/train")) == 4
-    again.fit()
-
-    assert isinstance(again.history, InMemoryLogger)
-    assert [m for _, m in again.history.records] == [m for _, m in whole.history.records]
+def test_the_history_of_a_trainer_is_its_logger_in_memory():
+    memory = InMemoryLogger()
+    assert make_trainer(loggers=[ConsoleLogger("99ep"), memory]).history is memory
+    assert isinstance(make_trainer(loggers=InMemoryLogger).history, InMemoryLogger)
 
 
 def test_trainer_without_a_history_says_how_to_keep_one():

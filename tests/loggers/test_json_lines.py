@@ -2,19 +2,14 @@
 
 import json
 import math
-from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from composable import Event, Timestamp
-from composable.distributed import Processes
+from composable import Timestamp
 from composable.loggers import JSONLinesLogger
-from composable.testing import NoSync
-from tests.support.data import batches
-from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
 
@@ -132,76 +127,6 @@ def test_writes_lines_at_each_flush_interval(path):
 
     assert written == [0, 0, 3, 3, 3, 6, 6]
     assert [line["batch"] for line in lines(path)] == list(range(7))
-
-
-def test_writes_the_exact_losses_of_every_fit(path):
-    losses = []
-
-    def watch(event, state, logger):
-        if event.value == "batch_end":
-            losses.append(state.loss)
-
-    trainer = make_trainer(
-        loggers=[JSONLinesLogger(path)],
-        callbacks=[watch],
-        eval_dataloader=batches([4]),
-        max_duration="1ep",
-    )
-    trainer.fit()
-    assert len(lines(path)) == 4
-    trainer.fit(duration="1ep")
-
-    assert [x["loss/train"] for x in lines(path) if "lr" in x] == [x.item() for x in losses]
-    assert [x["batch"] for x in lines(path) if "metrics/eval/loss" in x] == [3, 6]
-
-
-def test_reads_nothing_from_the_device_before_writing(path):
-    logger = JSONLinesLogger(path, flush_interval=100)
-
-    with NoSync():
-        for batch in range(99):
-            logger.log_metrics({"loss": torch.tensor(1.0)}, Timestamp(batch=batch))
-
-    assert len(write(logger)) == 99
-
-
-def test_other_processes_than_the_main_one_write_nothing(path, monkeypatch):
-    monkeypatch.setattr(Processes, "current", lambda: Processes(rank=1, size=1))
-    logger = JSONLinesLogger(path)
-    make_trainer(loggers=logger).fit()
-    logger.log_images({"faces": torch.zeros(1, 2, 2)}, Timestamp())
-    logger.state_dict()
-    logger.close()
-
-    assert list(path.parent.iterdir()) == []
-
-
-# Appending
-
-
-def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path):
-    def run(folder, stop, **more):
-        trainer = make_trainer(
-            loggers=[JSONLinesLogger(tmp_path / folder / "metrics.jsonl", **more)],
-            callbacks=[Raise(KeyboardInterrupt(), Event.BATCH_END, stop)],
-            save_folder=tmp_path / folder / "checkpoints",
-            save_interval="2ba",
-            eval_dataloader=batches([4]),
-            autoresume=True,
-        )
-        with suppress(KeyboardInterrupt):
-            trainer.fit()
-
-    def logged(folder):
-        found = lines(tmp_path / folder / "metrics.jsonl")
-        return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
-
-    run("whole", None)
-    run("stopped", 6)  # saved at batch 4, and at 5 batches were logged
-    assert len(logged("stopped")) > 4
-    run("stopped", None, append=True)
-
-    assert logged("stopped") == logged("whole")
 
 
 def test_a_loaded_state_truncates_the_file(path):

@@ -3,7 +3,6 @@
 `python -m tools.kill_campaign --back-ends 30` kills at random moments.
 """
 
-import json
 import re
 import signal
 
@@ -39,18 +38,11 @@ EXPECTED = {
 }
 
 
-def found_by(name, folder, metric):
-    """Return the steps of a metric that the reader of a back end shows."""
-    if name == "json lines":
-        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        return [line["batch"] for line in lines if metric in line]
-    return [step for step, _ in BACK_ENDS[name].series(folder, metric)]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills processes")
 def test_every_step_is_shown_once_after_kills(tmp_path):
     """One test of all back ends, which log the same runs."""
     assert run(tmp_path, *MOMENTS, "end") == [*[-signal.SIGKILL] * len(MOMENTS), 0]
-    for name in [*BACK_ENDS, "json lines"]:
-        assert {metric: found_by(name, tmp_path, metric) for metric in EXPECTED} == EXPECTED, name
+    for name, one in BACK_ENDS.items():
+        found = {m: [step for step, _ in one.series(tmp_path, m)] for m in EXPECTED}
+        assert found == EXPECTED, name

@@ -1,14 +1,17 @@
-"""Bars of training, evaluation and prediction on a terminal, and lines of text elsewhere."""
+"""Bars on a terminal, lines of text elsewhere, and the lines of the console."""
 
 import io
+import math
 import re
 import sys
 
 import pytest
+import torch
 
 from composable import Evaluator
 from composable.loggers import ConsoleLogger, ProgressBarLogger
 from composable.loggers import progress_bar as module
+from composable.metrics import accuracy
 from tests.support.data import batches, stream
 from tests.support.runs import make_trainer
 
@@ -67,14 +70,59 @@ def test_epoch_in_progress_is_shown():
     ("options", "last"),
     [
         ({"max_duration": "4ba"}, r"epoch 2: 100%\|.*\| 4/4 ba"),
+        ({"max_duration": "20sp"}, r"epoch 2: 100%\|.*\| 20/20 sp"),
         ({"loader": stream(12)}, r"epoch 2/2, batch 6: 100%\|.*\| 2/2 ep"),
     ],
 )
-def test_other_durations_have_the_epoch_too(options, last):
+def test_a_bar_counts_in_the_unit_of_the_run_and_has_the_epoch_too(options, last):
     out = Terminal()
     trainer(out, evaluators=None, **options).fit()
 
     assert re.match(last, frames(out)[-1])
+
+
+def test_a_bar_shows_progress_remaining_time_loss_and_evaluation():
+    out = Terminal()
+    trainer(out).fit()
+
+    assert re.search(r"100%\|.*\| 6/6 ba \[\d\d:\d\d<\d\d:\d\d", frames(out)[-1])
+    for name in ("loss/train", "eval/loss", "other/loss"):
+        assert re.search(rf"{name}=[\d.]+", frames(out)[-1])
+    assert counts(frames(out), "epoch") == [f"{i}/6" for i in range(7)]
+
+
+def test_a_bar_of_a_second_fit_starts_at_the_end_of_the_first():
+    out = io.StringIO()
+    one = trainer(out, bars=["train"], max_duration="1ep")
+    one.fit()
+    one.fit(duration="2ba")
+
+    first, second = out.getvalue().rstrip("\n").split("\n")
+    assert "3/3 ba" in first
+    assert "eval/loss" in first
+    assert "3/5 ba" in second
+    assert "5/5 ba" in second
+    assert not any("eval/loss" in frame for frame in second.split("\r") if "4/5" in frame)
+    (bar,) = one.plan.destinations
+    assert bar.state_dict() == {}  # the state of the run suffices to resume it
+
+    added, late = io.StringIO(), make_trainer(max_duration=None)
+    late.fit(duration="4ba")
+    late.add_callback(ProgressBarLogger(style="bar", stream=added, refresh_seconds=0))
+    late.fit(duration="2ba")
+    assert "4/6 ba" in added.getvalue()
+    assert "3/6 ba" not in added.getvalue()
+
+
+def test_a_bar_shows_a_loss_that_is_not_a_number():
+    def poison(event, state):
+        if event.value == "after_loss":
+            return state.evolve(loss=state.loss * torch.nan)
+        return state
+
+    out = Terminal()
+    trainer(out, evaluators=None, algorithms=[poison], nonfinite_loss="ignore").fit()
+    assert "loss/train=nan" in out.getvalue()
 
 
 def test_evaluation_in_training_has_a_bar_below_that_disappears(clock):
@@ -195,15 +243,16 @@ def test_lines_have_a_readable_pace(clock):
     assert any(line.startswith("eval: ") for line in lines)
 
 
-def test_short_run_is_one_line_and_a_short_evaluation_none(capsys):
+def test_a_short_run_is_one_line_by_default_and_a_short_evaluation_none(capsys):
     run = make_trainer(progress_bar=True)
     run.eval(batches([4]))
     run.predict(batches([4]))
+    make_trainer(progress_bar=False).fit()
     assert capsys.readouterr() == ("", "")
 
     run.fit()
     shown = capsys.readouterr().err.splitlines()
-    assert [line.startswith(("epoch", "eval")) for line in shown].count(True) == 1
+    assert ["6/6 ba" in line for line in shown if line.startswith(("epoch", "eval"))] == [True]
 
 
 @pytest.mark.parametrize(
@@ -259,11 +308,76 @@ def test_console_prints_above_the_bar():
     assert all(line.rpartition("\r")[2].startswith("[epoch") for line in printed)
 
 
-def test_metrics_on_the_console_can_be_chosen():
-    out = io.StringIO()
-    make_trainer(loggers=[ConsoleLogger("1ep", metrics=["lr"], stream=out)]).fit()
+# --- the console
 
-    assert out.getvalue().splitlines() == [
+
+def printed(interval="1ep", shown=("*",), **options):
+    """Return the lines of the console of a run."""
+    out = io.StringIO()
+    make_trainer(loggers=[ConsoleLogger(interval, metrics=shown, stream=out)], **options).fit()
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("interval", "loader", "starts"),
+    [
+        ("1ep", None, ["[epoch 0, batch 3]", "[epoch 1, batch 6]"]),
+        ("1ep", stream(12), ["[epoch 1, batch 3]", "[epoch 2, batch 6]"]),
+        ("2ba", None, ["[epoch 0, batch 2]", "[epoch 1, batch 4]", "[epoch 1, batch 6]"]),
+        ("0.5dur", None, ["[epoch 0, batch 3]", "[epoch 1, batch 6]"]),
+        (2, None, ["[epoch 1, batch 6]"]),
+    ],
+)
+def test_console_prints_the_latest_metrics_at_each_interval(interval, loader, starts):
+    lines = printed(interval, loader=loader)
+
+    assert [line.partition("]")[0] + "]" for line in lines] == starts
+    assert all("  loss/train " in line and "  lr 0.1" in line for line in lines)
+
+
+def test_console_prints_the_chosen_metrics():
+    assert printed(shown=["lr"]) == [
         "[epoch 0, batch 3]  lr 0.1",
         "[epoch 1, batch 6]  lr 0.1",
     ]
+
+
+def test_console_prints_every_evaluation():
+    out = io.StringIO()
+    make_trainer(loggers=[ConsoleLogger(stream=out)]).eval(batches([4]))
+    assert out.getvalue().startswith("[epoch 0, batch 0]  metrics/eval/loss ")
+
+    lines = printed("2ep", eval_dataloader=batches([4]), metrics={"accuracy": accuracy})
+    found = [line.split("]")[0] for line in lines if "metrics/eval/accuracy" in line]
+    assert found == ["[epoch 1, batch 3", "[epoch 2, batch 6"]
+
+
+def test_console_prints_numbers_with_four_digits():
+    def log(event, state, logger):
+        if event.value == "batch_end":
+            logger.log_metrics({"pi": math.pi, "n": 123456, "nan": math.nan, "text": "a"})
+
+    (line,) = printed("1ba", max_duration="1ba", callbacks=[log])
+
+    assert "pi 3.142  n 123456  nan nan  text a" in line
+
+
+def test_console_prints_to_standard_error_by_default(capsys):
+    make_trainer(loggers=[ConsoleLogger()]).fit()
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "error", "message"),
+    [
+        *((x, ValueError, "must be in epochs, batches or frac") for x in ("10sp", "3sec", "9tok")),
+        ("often", ValueError, "invalid time 'often'"),
+        (1.5, TypeError, r"got 1\.5"),
+    ],
+)
+def test_console_rejects_an_invalid_interval(interval, error, message):
+    with pytest.raises(error, match=f"log_interval={interval!r}.* {message}"):
+        ConsoleLogger(interval)

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 import composable
+from composable import callbacks, loggers
 from composable._support import extras
 from composable._support.extras import needs
+from composable.models import lora_config
+from composable.report import RecordedRun
+from tests.report.folders import write_run
 from tests.support.commands import run_python, run_script
 from tools import exports
 
@@ -315,7 +319,34 @@ def test_an_extra_that_is_broken_is_not_said_to_be_missing():
         raise ImportError("no zeta", name="scipy.special")
 
 
-def test_a_missing_extra_is_named_with_what_to_type():
+MISSING = [
+    ("tensorboard", "tensorboard", loggers.TensorBoardLogger),
+    ("wandb", "wandb", loggers.WandBLogger),
+    ("mlflow", "mlflow", loggers.MLFlowLogger),
+    ("comet_ml", "comet", loggers.CometLogger),
+    ("trackio", "trackio", loggers.TrackioLogger),
+    ("azureml", "azureml", loggers.AzureMLLogger),
+    ("psutil", "system", callbacks.SystemMonitor),
+    ("onnxruntime", "onnx", lambda: callbacks.ExportForInference("a.onnx")),
+    ("onnxscript", "onnx", lambda: callbacks.ExportForInference("a.onnx")),
+    ("cloudpickle", "compare", lambda: composable.compare(len, {"a": []}, metric="test/loss")),
+    ("loky", "compare", lambda: composable.compare(len, {"a": []}, metric="test/loss")),
+    ("peft", "finetuning", lora_config),
+    ("pandas", "report", lambda: RecordedRun(write_run(Path("run"), [1.0])).to_pandas()),
+]
+
+
+@pytest.mark.parametrize(("package", "extra", "use"), MISSING)
+def test_a_missing_package_is_named_with_what_to_type(package, extra, use, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+
+    message = rf'(needs|requires the package) {package}.*pip install "composable\[{extra}\]"'
+    with pytest.raises(ModuleNotFoundError, match=message):
+        use()
+
+
+def test_a_module_without_its_extra_is_named_with_what_to_type():
     extras = {
         "composable.integrations.lightning": "composable[lightning]",
         "composable.integrations.huggingface": "composable[huggingface]",

@@ -1,13 +1,26 @@
-"""The byte-level language model of the examples, and what it shares with the small one."""
+"""The byte-level and the small language model of the examples."""
 
 from functools import partial
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
+from composable import Event
 from composable.algorithms import Alibi, GradientClipping, Rotary
-from examples import byte_gpt
-from tests.project.test_small_gpt import built as built_small
+from composable.optim import Muon
+from examples import byte_gpt, small_gpt
+from tests.support.observers import Watch
+
+pytestmark = pytest.mark.usefixtures("short_texts")
+SPANS = 3
+SMALL = {
+    "vocabulary": 300,
+    "width": 32,
+    "context": 16,
+    "batch_tokens": 64,
+    "evaluated_spans": SPANS,
+}
 
 
 @pytest.fixture
@@ -24,11 +37,21 @@ def built_of_bytes(algorithms=(), seed=0, **options):
     return byte_gpt.build(list(algorithms), seed, **{"max_duration": "2ba", **options})
 
 
+def small(algorithms=(), seed=0, **options):
+    return small_gpt.build(algorithms, seed, **{"max_duration": "2ba", **SMALL, **options})
+
+
+def trained_small(*args, **options):
+    trainer = small(*args, **options)
+    trainer.fit()
+    return trainer
+
+
 @pytest.fixture(params=["byte_gpt", "small_gpt"])
-def built(request, short_bytes, short_texts):
+def built(request, short_bytes):
     """Return the function that builds the Trainer of an example."""
-    small = partial(built_small, initialization="gpt2", width=64)
-    return small if request.param == "small_gpt" else built_of_bytes
+    wide = partial(small, initialization="gpt2", width=64)
+    return wide if request.param == "small_gpt" else built_of_bytes
 
 
 # --- data ---
@@ -67,13 +90,18 @@ def test_a_standard_library_without_sources_is_an_error_that_says_so(tmp_path, m
         byte_gpt.texts.__wrapped__()
 
 
-def test_a_window_is_followed_by_its_next_bytes():
-    windows = byte_gpt.Windows(torch.arange(600).clamp(max=127).byte())
-
-    inputs, targets = windows[0]
+@pytest.mark.parametrize(
+    ("windows", "first"),
+    [
+        (byte_gpt.Windows(torch.arange(600).clamp(max=127).byte()), 0),
+        (small_gpt.Windows(torch.arange(600), 256), 256),
+    ],
+)
+def test_a_window_is_followed_by_its_next_token(windows, first):
+    inputs, targets = windows[first // 256]
 
     assert len(windows) == 2
-    assert inputs.tolist()[:3] == [0, 1, 2]
+    assert inputs.tolist()[:3] == [first, first + 1, first + 2]
     assert torch.equal(inputs[1:], targets[:-1])
 
 
@@ -107,9 +135,12 @@ def test_rotary_positions_are_those_of_the_algorithm(built):
     assert torch.equal(by_option(x), by_algorithm(x))
 
 
-def test_unknown_positions_are_refused(short_bytes):
+def test_unknown_choices_are_refused(short_bytes):
     with pytest.raises(ValueError, match="positions='sine' must be 'learned' or 'rotary'"):
         byte_gpt.build([], 0, positions="sine")
+    for name in ("positions", "initialization"):
+        with pytest.raises(ValueError, match=f"'{name}' must be in"):
+            small(**{name: "other"})
 
 
 # --- training ---
@@ -150,3 +181,124 @@ def test_gradients_are_clipped_once(built):
 
     assert clipping([]) == [GradientClipping("norm", 1.0)]
     assert clipping([GradientClipping("value", 0.5)]) == [GradientClipping("value", 0.5)]
+
+
+# --- the small one alone ---
+
+
+def test_every_third_file_of_the_rest_trains(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "skipped.py").write_text("skipped")
+    (tmp_path / "notes.txt").write_text("skipped")
+    for number in range(24):
+        (tmp_path / f"{number:02}.py").write_text(str(number), encoding="utf-8")
+
+    parts = small_gpt.read_parts(tmp_path)
+
+    assert parts["validation"] == ["0", "12"]
+    assert parts["test"] == ["6", "18"]
+    assert parts["train"] == ["3", "9", "15", "21"]
+
+
+@pytest.mark.parametrize("vocabulary", [256, 300])
+def test_tokens_are_those_of_the_text(vocabulary):
+    tokens = small_gpt.training_tokens(vocabulary)
+
+    text = small_gpt.tokenizer(vocabulary).decode(tokens.tolist())
+    assert text == "".join(small_gpt.texts()["train"])
+    assert max(tokens.tolist()) < vocabulary
+    assert (len(tokens) == len(text)) == (vocabulary == 256)
+
+
+def test_tokens_are_read_from_the_cache(monkeypatch):
+    tokens = small_gpt.training_tokens(300)
+    small_gpt.training_tokens.cache_clear()
+    monkeypatch.setattr(small_gpt, "texts", lambda: pytest.fail("the text is read again"))
+
+    assert torch.equal(small_gpt.training_tokens(300), tokens)
+
+
+@pytest.mark.parametrize("vocabulary", [256, 300])
+@pytest.mark.parametrize("context", [16, 64])
+def test_every_byte_of_the_spans_is_predicted_once(vocabulary, context):
+    evaluator = small_gpt.evaluator("test", vocabulary, context, SPANS)
+
+    targets = torch.cat([one.flatten() for _, one in evaluator.dataloader])
+    predicted = targets[targets != small_gpt.IGNORED].tolist()
+
+    text = small_gpt.tokenizer(vocabulary).decode(predicted)
+    assert text == "".join(small_gpt.spans("test", SPANS))
+
+
+@pytest.mark.parametrize("vocabulary", [256, 300])
+def test_a_model_that_knows_nothing_needs_the_same_nats_for_a_byte(vocabulary):
+    trainer = trained_small(lr=0.0, embedding_lr=0.0, vocabulary=vocabulary)
+
+    tokens = small_gpt.tokenizer(vocabulary).encode
+    spans = small_gpt.spans("test", SPANS)
+    count = sum(len(tokens(one).ids) for one in spans)
+    size = sum(map(len, spans))
+    expected = torch.tensor(float(vocabulary)).log() * count / size
+    assert float(trainer.state.metrics["test"]["nats_per_byte"]) == pytest.approx(float(expected))
+
+
+def test_the_output_is_zero_at_first():
+    x = torch.arange(16).reshape(1, 16)
+
+    assert not small(initialization="fan-in").state.model(x).any()
+    assert small(initialization="gpt2").state.model(x).any()
+
+
+def test_hidden_matrices_and_other_parameters_have_their_own_rates():
+    (optimizer,) = small(lr=0.5, embedding_lr=0.25).state.optimizers
+
+    rates = {
+        parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]
+    }
+    model = small(lr=0.5, embedding_lr=0.25).state.model
+    shapes = {tuple(one.shape): rate for one, rate in rates.items()}
+    assert len(rates) == len(list(model.parameters()))
+    assert shapes[128, 32] == 0.5
+    assert shapes[300, 32] == 0.25
+    assert shapes[32,] == 0.25
+
+
+def test_a_longer_context_is_evaluated_than_trained():
+    trainer = small([Alibi(64, 1.0)], evaluated_context=64)
+    lengths = Watch(
+        Event.BATCH_END, Event.EVAL_BATCH_END, read=lambda state: state.batch[0].shape[1]
+    )
+    trainer.add_callback(lengths)
+
+    trainer.fit()
+
+    assert set(lengths.seen) == {(Event.BATCH_END, 16), (Event.EVAL_BATCH_END, 64)}
+
+
+def test_muon_updates_the_hidden_matrices():
+    def muon(parameters):
+        return Muon(parameters, lr=0.01, adamw_lr=0.01)
+
+    (optimizer,) = small(optimizers=muon).state.optimizers
+
+    groups = {group["name"]: len(group["params"]) for group in optimizer.param_groups}
+    assert groups["matrices"] == 6
+
+
+def test_the_loss_ignores_what_is_beyond_the_end():
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[1, 2, 3], [4, small_gpt.IGNORED, small_gpt.IGNORED]])
+
+    kept = cross_entropy(logits.flatten(0, 1)[:4], targets.flatten()[:4])
+
+    assert torch.isclose(small_gpt.loss_of(logits, targets), kept)
+
+
+def test_a_text_is_continued():
+    model = trained_small().state.model
+
+    text = small_gpt.complete(model, "def add(", 300, count=5)
+
+    assert text.startswith("def add(")
+    assert len(text) > len("def add(")
+    assert text == small_gpt.complete(model, "def add(", 300, count=5)

@@ -11,10 +11,11 @@ from unittest import mock
 import pytest
 import torch
 
-from composable import Callback
+from composable import Event
 from composable.data import TokenFiles
 from composable.loggers import InMemoryLogger
 from examples import nanogpt_speedrun, small_gpt
+from tests.support.observers import Raise
 from tests.support.processes import run
 
 STEPS = 9
@@ -73,25 +74,13 @@ def test_every_change_of_the_model_is_there_and_no_order_is_in_doubt(whole):
     assert whole.plan.caveats == []
 
 
-class PulledPlugError(Exception):
-    """The error that interrupts a run."""
-
-
-class PulledPlug(Callback):
-    """Interrupts a run after some steps."""
-
-    def batch_end(self, state, logger):
-        if state.timestamp.batch == 5:
-            raise PulledPlugError
-
-
 def test_it_resumes_to_the_bit_in_the_middle_of_a_file(folder, whole, tmp_path):
     batches = len(TokenFiles([folder / "python_train_000000.bin"], 64)) / 16
     assert 3 < batches < STEPS  # the run is resumed in the first file and ends in the second
     saves = {"save_folder": tmp_path, "save_interval": "3ba"}
     trainer = nanogpt_speedrun.build(folder, "tiny", STEPS, **saves)
-    trainer.add_callback(PulledPlug())
-    with pytest.raises(PulledPlugError):
+    trainer.add_callback(Raise(KeyboardInterrupt(), Event.BATCH_END, batch=5))
+    with pytest.raises(KeyboardInterrupt):
         trainer.fit()
 
     resumed = trained(folder, **saves, autoresume=True)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Callback, Trainer
+from composable import Event, Trainer
 from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
 from composable.optim import Muon, RowAdagrad
 from composable.recipes import Recipe, small_gpt, small_gpt_rotary, speedrun_gpt
 from examples import byte_gpt
+from tests.support.observers import Watch
 
 RECIPES = [small_gpt, small_gpt_rotary, functools.partial(speedrun_gpt, rows=500)]
 
@@ -22,16 +23,6 @@ def small(monkeypatch):
     text = torch.randint(97, 123, (40 * byte_gpt.CONTEXT + 1,), generator=generator).byte()
     monkeypatch.setattr(byte_gpt, "texts", lambda: dict.fromkeys(["train", "validation"], text))
     monkeypatch.setattr(byte_gpt, "evaluators", lambda interval: None)
-
-
-class Recorder(Callback):
-    """Records a value of each batch."""
-
-    def __init__(self, value):
-        self.value, self.values = value, []
-
-    def batch_end(self, state, logger):
-        self.values.append(self.value(state))
 
 
 def built(recipe: Recipe, **options) -> Trainer:
@@ -48,7 +39,7 @@ def built(recipe: Recipe, **options) -> Trainer:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_trains_a_model_that_learns(recipe):
-    losses = Recorder(lambda state: float(state.loss))
+    losses = Watch(Event.BATCH_END, read=lambda state: float(state.loss))
     trainer = built(recipe(lr=0.02, adamw_lr=0.02))
     trainer.add_callback(losses)
 
@@ -87,7 +78,7 @@ def test_muon_gets_the_hidden_matrices_and_the_learning_rates(recipe):
 
 
 def test_small_gpt_replaces_positions_by_biases_and_trains_on_short_sequences():
-    shapes = Recorder(lambda state: tuple(state.batch[0].shape))
+    shapes = Watch(Event.BATCH_END, read=lambda state: tuple(state.batch[0].shape))
     trainer = built(small_gpt(sequence_length=48))
     trainer.add_callback(shapes)
 
@@ -113,7 +104,7 @@ def test_speedrun_gpt_trains_a_table_by_rows():
 
 
 def test_small_gpt_rotary_warms_up_the_length():
-    lengths = Recorder(lambda state: state.batch[0].shape[1])
+    lengths = Watch(Event.BATCH_END, read=lambda state: state.batch[0].shape[1])
     recipe = small_gpt_rotary(min_sequence_length=8, max_sequence_length=128, length_warmup=0.5)
     trainer = built(recipe)
     trainer.add_callback(lengths)
@@ -137,33 +128,3 @@ def test_the_algorithms_follow_from_the_arguments():
         SeqLengthWarmup(duration=0.25, min_seq_length=32, max_seq_length=256),
         GradientClipping("norm", 1.0),
     )
-
-
-@pytest.mark.parametrize(
-    ("recipe", "argument", "value", "error"),
-    [
-        *((recipe, "lr", -1.0, ValueError) for recipe in RECIPES),
-        *((recipe, "lr", "fast", TypeError) for recipe in RECIPES),
-        *((recipe, "adamw_lr", -1.0, ValueError) for recipe in RECIPES),
-        *((recipe, "momentum", 1.0, ValueError) for recipe in RECIPES),
-        *((recipe, "weight_decay", -0.1, ValueError) for recipe in RECIPES),
-        *((recipe, "dtype", torch.int64, TypeError) for recipe in RECIPES),
-        (speedrun_gpt, "table_lr", -1.0, ValueError),
-        (speedrun_gpt, "n", 1, ValueError),
-        (speedrun_gpt, "rows", 0, ValueError),
-        (small_gpt, "max_sequence_length", 0, ValueError),
-        (small_gpt, "sequence_length", 0, ValueError),
-        (small_gpt_rotary, "min_sequence_length", 512, ValueError),
-        (small_gpt_rotary, "length_warmup", 1.5, ValueError),
-    ],
-)
-def test_an_argument_out_of_range_is_refused_at_once(recipe, argument, value, error):
-    with pytest.raises(error, match=r"-?\d|fast"):
-        recipe(**{argument: value})
-
-
-def test_learning_rates_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"^adamw_lr=-1.0 must"):
-        small_gpt(adamw_lr=-1.0)
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        functools.partial(small_gpt, learning_rate=1.0)()

@@ -70,19 +70,3 @@ def test_decay_shrinks_weights_by_the_product_with_the_rate():
     optimizer.step()
 
     torch.testing.assert_close(model.weight.detach(), before * 0.8)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "error"),
-    [
-        ("lr", 0.0, ValueError),
-        ("lr", "fast", TypeError),
-        ("weight_decay", -1.0, ValueError),
-        ("dropout", 1.0, ValueError),
-        ("layer_drop", 1.5, ValueError),
-        ("blocks", 3, TypeError),
-    ],
-)
-def test_an_argument_out_of_range_is_refused_by_name(argument, value, error):
-    with pytest.raises(error, match=f"{argument if argument != 'blocks' else 'target'}="):
-        strong_regularization(**{argument: value})

@@ -9,7 +9,6 @@ import json
 import math
 import re
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
@@ -19,42 +18,20 @@ from composable.report import RecordedRun, write_report
 from composable.report import page as pages
 from composable.runs import records
 from tests.report.folders import ended, write_run
+from tests.support.pages import Page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[2J\u202e"
-VOID = {"meta", "img", "input"}
-
-
-class Page(HTMLParser):
-    """The elements of a page, which must be closed in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.elements, self.texts = [], [], {}
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append((tag, dict(attributes).get("id")))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        for key in {tag for tag, _ in self.open} | {name for _, name in self.open if name}:
-            self.texts[key] = self.texts.get(key, "") + data
-
-    @property
-    def data(self):
-        return json.loads(self.texts["data"])
 
 
 def report(tmp_path, *runs, **options):
     path = write_report(runs or [tmp_path], tmp_path / "report.html", **options)
     assert path.stat().st_size <= pages.MAX_BYTES
     return Page(path.read_text(encoding="utf-8"))
+
+
+def data_of(page):
+    """Return what the script of a page reads."""
+    return json.loads(page.texts["data"])
 
 
 @pytest.fixture
@@ -96,7 +73,7 @@ def test_the_page_has_every_section_and_what_the_runs_recorded(two_runs):
     }.items():
         for text in texts:
             assert text in page.texts[section], (section, text)
-    charts = {chart["name"]: chart for chart in page.data["charts"]}
+    charts = {chart["name"]: chart for chart in data_of(page)["charts"]}
     assert list(charts) == [
         *("loss/train", "metrics/eval/accuracy", "lr", "throughput/samples_per_sec"),
     ]
@@ -156,7 +133,7 @@ def test_hostile_names_are_text(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert any("</script><img src=x" in chart["name"] for chart in page.data["charts"])
+    assert any("</script><img src=x" in chart["name"] for chart in data_of(page)["charts"])
 
 
 def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
@@ -167,7 +144,7 @@ def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
     }.items():
         write_run(tmp_path / name, [1.0, 2.0], **changes)
 
-    data = report(tmp_path).data
+    data = data_of(report(tmp_path))
 
     assert [group["name"] for group in data["groups"]] == ["other-1", "plain"]
     assert [run["group"] for run in data["runs"]] == [0, 1, 1]
@@ -225,7 +202,7 @@ def test_losses_that_are_not_finite_are_problems(tmp_path):
     page = report(tmp_path)
 
     assert "loss/train is NaN or infinite at 1 batch, first at 3" in page.texts["problems"]
-    (loss, _) = page.data["charts"]
+    (loss, _) = data_of(page)["charts"]
     assert [curve.get("notFinite") for curve in loss["curves"]] == [[3], [3], None]
 
 
@@ -250,7 +227,7 @@ def test_many_points_are_thinned_and_keep_their_extremes(tmp_path):
     losses[12_345] = 9.0
     write_run(tmp_path, losses)
 
-    (loss, _) = report(tmp_path).data["charts"]
+    (loss, _) = data_of(report(tmp_path))["charts"]
 
     curve = loss["curves"][0]
     assert (12_346, 9.0) in zip(curve["x"], curve["y"], strict=True)
@@ -337,4 +314,4 @@ def test_runs_and_folders_can_be_mixed(tmp_path):
 
     page = report(tmp_path, RecordedRun(first), str(second), second)
 
-    assert [run["name"] for run in page.data["runs"]] == ["a", "b"]
+    assert [run["name"] for run in data_of(page)["runs"]] == ["a", "b"]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+import composable
 from composable import Trainer
 from composable.algorithms import MixUp
 from composable.comparison import execution
@@ -58,6 +59,13 @@ class InThread:
 def work_in_threads(patch: pytest.MonkeyPatch) -> None:
     """Run the trials of comparisons in this process."""
     patch.setattr(execution, "Worker", InThread)
+
+
+def compare_in_threads(*arguments, **options):
+    """Compare, with the trials in threads of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        work_in_threads(patch)
+        return composable.compare(*arguments, **options)
 
 
 def examples(count: int = 8 * BATCHES) -> TensorDataset:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from composable import Event
-from composable.loggers import JSONLinesLogger
 from tests.loggers.readers import BACK_ENDS, finish
 from tests.support.data import batches
 from tests.support.runs import make_trainer
@@ -65,7 +64,6 @@ def train(folder: Path, moment: str, pause: float) -> None:
     """Train with all back ends, from the latest checkpoint."""
     killed = len(list(folder.glob("wandb/offline-run-*")))
     loggers = [one.make(folder) for one in BACK_ENDS.values()]
-    loggers.append(JSONLinesLogger(folder / "metrics.jsonl"))
 
     def breathe(event: Event, state: Any, logger: Any) -> None:
         if event is Event.BATCH_END:

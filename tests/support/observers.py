@@ -20,6 +20,7 @@ from composable.callbacks import (
     ComputeNorm,
     Generate,
     GradientNoise,
+    ImageVisualizer,
     LRMonitor,
     MemoryMonitor,
     NaNMonitor,
@@ -30,6 +31,7 @@ from composable.callbacks import (
     RuntimeEstimator,
     SpeedMonitor,
     SystemMonitor,
+    TimeSplit,
 )
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
@@ -138,6 +140,10 @@ def a_profiler():
     return Profiler(TRACES.name, wait=0, active=2, repeat=None)
 
 
+def images():
+    return ImageVisualizer("2ba", mode="segmentation")
+
+
 def memory():
     return MemoryMonitor("1ba")
 
@@ -163,6 +169,7 @@ MONITORS = {
     "time": lambda: RuntimeEstimator("1ba"),
     "speed": lambda: SpeedMonitor(2, flops_per_batch="count"),
     "machine": lambda: SystemMonitor("0.001sec"),
+    "parts of the time": lambda: TimeSplit(1),
 }
 """Builders of the callbacks that measure, at short intervals."""
 
@@ -173,6 +180,7 @@ WAYS = {
     LogsToo: ("loggers", "added", "entered", "registered"),
     a_profiler: ("callbacks", "added", "entered", "registered"),
     memory: ("callbacks", "added", "entered", "registered"),
+    images: ("callbacks", "added", "entered", "registered"),
     a_function_that_draws: ("callbacks", "added", "registered"),
     **dict.fromkeys(MONITORS.values(), ("callbacks", "added", "entered", "registered")),
 }

@@ -114,6 +114,7 @@ ROWS: Sequence[Row] = [
     ("ThresholdStopper", "threshold", [nan, "low"], ""),
     ("ThresholdStopper", "mode", ["up"], MODE),
     ("Printer", "stream", [3], "a text stream"),
+    ("PruneTrial", "trial", ["first"], "must be the trial"),
     ("Profiler", "folder", [""], "name"),
     ("Profiler", "wait", [-1, "1ba"], AT_LEAST_0),
     ("Profiler", "warmup", [-1], AT_LEAST_0),
@@ -221,6 +222,8 @@ ROWS: Sequence[Row] = [
     ("AuxiliaryLoss", "loss_fn", [nn.CrossEntropyLoss], "loss_fn=<class"),
     ("AuxiliaryLoss", "weight", ["0.4"], ""),
     ("Detector", "module", [None], ""),
+    ("lora_config", "rank", [0], ""),
+    ("lora_config", "alpha", [0], ""),
     # batches
     *(
         ("BatchSpec", key, [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), ()],
@@ -397,6 +400,8 @@ TOGETHER: Sequence[tuple[str, Mapping[str, Any], str]] = [
         for data in (1.5, None, (("a",),))
     ),
     ("JSONLinesLogger", {"overwrite": True, "append": True}, "overwrite=True and append=True"),
+    ("Generate", {"prompts": torch.zeros(1, 2)}, r"prompts\[0\]=<Tensor> must be a text, or a ten"),
+    ("Generate", {"prompts": torch.ones(1, 0).long()}, r"prompts\[0\]=<Tensor> must be a text, or"),
     ("Muon", {"params": [{"params": [], "half": "sgd"}]}, "half='sgd' must be 'muon' or 'adamw'"),
     ("Muon", {"params": [WEIGHT]}, "not a matrix .*pass the model, Muon"),
     ("Muon", {"params": [MATRIX], "split_attention": "heads"}, "needs the model"),

@@ -177,17 +177,12 @@ def test_what_a_guide_rewrites_does_its_work(library, name, capsys):
     assert ("loss/train" in capsys.readouterr().out) == (name == "a printer")
 
 
-def test_every_edit_is_needed():
+def test_every_edit_is_needed_and_the_guides_count_the_examples():
     for library, name in EXAMPLES:
         edited(library, name)
 
     used = {(library, theirs) for library, _, theirs in USED}
     assert {(library, theirs) for library, rows in EDITS.items() for theirs, _ in rows} == used
-
-
-def test_the_guides_count_the_examples():
-    for library, name in EXAMPLES:
-        edited(library, name)
 
     edits = {(library, name) for library, name, theirs in USED if theirs not in IMPORTS}
     rewritten = len(REWRITTEN)
