@@ -10,8 +10,8 @@ import pytest
 from tests.distributed.test_launch import launch
 from tests.support.cases import ROOT
 
-SCRIPT = '''
-import json, os, sys
+HEAD = '''
+import json, os
 from functools import partial
 
 import torch
@@ -19,23 +19,27 @@ from torch import nn
 
 from composable import Trainer
 from composable.algorithms import EMA, GradientClipping, MixUp
-from composable.checkpoint import find
+from composable.checkpoint import CheckpointError, find, load_weights, verify
 from composable.loggers import InMemoryLogger
+from composable.optim import cosine
 
 
-def train(algorithms=(), **options):
-    """Train on batches of which the fourth is smaller, and return the Trainer and the losses."""
+def network(width=64, dropout=0.0):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    first, last = nn.Linear(32, width), nn.Linear(width, 10)
+    return nn.Sequential(first, nn.Dropout(dropout), nn.ReLU(), last)
+
+
+def train(algorithms=(), model=None, **options):
+    """Train on batches of which the fourth is smaller, and return the Trainer and the losses."""
     drawn = torch.Generator().manual_seed(1)
-    sizes = (32, 32, 32, 22, 32)
     data = [
         (torch.randn(n, 32, generator=drawn), torch.randint(10, (n,), generator=drawn))
-        for n in sizes
+        for n in (32, 32, 32, 22, 32)
     ]
     memory = InMemoryLogger()
     trainer = Trainer(
-        model,
+        network() if model is None else model,
         train_dataloader=data,
         eval_dataloader=data[:2],
         loss_fn=nn.functional.cross_entropy,
@@ -51,8 +55,9 @@ def train(algorithms=(), **options):
     trainer.fit()
     losses = [m["loss/train"] for _, m in memory.records if "loss/train" in m]
     return trainer, losses, trainer.state.metrics["eval"]["loss"]
+'''
 
-
+COMPARED = """
 found = {"rank": int(os.environ["RANK"])}
 plain = train(parallel="ddp")
 clipped = train([GradientClipping("norm", 0.1)], parallel="ddp")
@@ -88,12 +93,12 @@ found["predicted"] = list(outputs[0].shape)
 found["saved"] = len(find("run")[0])
 if found["rank"] == 0:
     print("FOUND", json.dumps(found))
-'''
+"""
 
 
 def run_script(folder, script):
     """Run a script in two processes, and return what it has found."""
-    (folder / "train.py").write_text(script)
+    (folder / "train.py").write_text(HEAD + script)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     done = launch(folder, "-n", 2, "train.py", limit=400)
     assert done.returncode == 0, done.stderr
@@ -104,7 +109,7 @@ def run_script(folder, script):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return run_script(tmp_path_factory.mktemp("deepspeed"), SCRIPT)
+    return run_script(tmp_path_factory.mktemp("deepspeed"), COMPARED)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -125,52 +130,7 @@ def test_weights_alone_are_saved(found):
     assert found["predicted"] == [4, 10]
 
 
-RESUMED = '''
-import json, os
-from functools import partial
-
-import torch
-from torch import nn
-
-from composable import Trainer
-from composable.algorithms import MixUp
-from composable.checkpoint import CheckpointError, load_weights, verify
-from composable.loggers import InMemoryLogger
-from composable.optim import cosine
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 63), nn.Dropout(0.1), nn.ReLU(), nn.Linear(63, 10))
-
-
-def train(config, **options):
-    """Train, and return the Trainer, the losses by batch, and the divided state at the end."""
-    drawn = torch.Generator().manual_seed(1)
-    data = [
-        (torch.randn(n, 32, generator=drawn), torch.randint(10, (n,), generator=drawn))
-        for n in (32, 32, 32, 22, 32)
-    ]
-    memory = InMemoryLogger()
-    trainer = Trainer(
-        network(),
-        train_dataloader=data,
-        loss_fn=nn.functional.cross_entropy,
-        loss_mean_over="examples",
-        optimizers=partial(torch.optim.AdamW, lr=1e-2),
-        schedulers=cosine(),
-        max_duration="2ep",
-        algorithms=[MixUp(0.2)],
-        loggers=[memory],
-        seed=3,
-        progress_bar=False,
-        deepspeed_config=config,
-        **options,
-    )
-    trainer.fit()
-    return trainer, [m["loss/train"] for _, m in memory.records if "loss/train" in m]
-
-
+RESUMED = """
 def final_state(trainer):
     tree = trainer._checkpoints.capture(False)
     values = list(tree["model"]["weights"].values())
@@ -193,11 +153,15 @@ cases = {
     "3 bf16": ({"stage": 3, "stage3_param_persistence_threshold": 0}, {"precision": "bf16"}),
 }
 for name, (zero, options) in cases.items():
-    config = {"zero_optimization": zero}
     folder = "run " + name
-    plain, expected = train(config, **options)
-    saving, same = train(config, save_folder=folder, save_interval="3ba", **options)
-    resumed, rest = train(config, load_path=folder + "/ep0-ba3", **options)
+    options = {"deepspeed_config": {"zero_optimization": zero}, **options}
+
+    def trained(**more):
+        return train(model=network(63, 0.1), schedulers=cosine(), **options, **more)[:2]
+
+    plain, expected = trained()
+    saving, same = trained(save_folder=folder, save_interval="3ba")
+    resumed, rest = trained(load_path=folder + "/ep0-ba3")
     (a, counters), (b, others) = final_state(saving), final_state(resumed)
     c, _ = final_state(plain)
     found[name] = {
@@ -208,14 +172,15 @@ for name, (zero, options) in cases.items():
     if rank == 0:
         verify(folder + "/ep0-ba3")
         found[name]["files"] = len(list(os.scandir(folder + "/ep0-ba3")))
-        loaded = load_weights(network(), folder + "/ep2-ba10", key="state/model/weights")
+        loaded = load_weights(network(63, 0.1), folder + "/ep2-ba10", key="state/model/weights")
 try:
-    train({"zero_optimization": {"stage": 1}}, load_path="run 2/ep0-ba3")
+    options = {"deepspeed_config": {"zero_optimization": {"stage": 1}}}
+    trained(load_path="run 2/ep0-ba3")
 except CheckpointError as error:
     found["stage"] = str(error)
 if rank == 0:
     print("FOUND", json.dumps(found))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -236,9 +201,7 @@ def test_another_stage_is_an_error(resumed):
     assert "state/engine/stage is 2, and 1 in this run" in resumed["stage"]
 
 
-ALONE = (
-    SCRIPT.partition("found = {")[0]
-    + """
+ALONE = """
 found = {}
 for stage in range(4):
     zero = {"zero_optimization": {"stage": stage}}
@@ -248,11 +211,10 @@ for stage in range(4):
         found[f"{name} {stage}"] = losses == expected
 print("FOUND", json.dumps(found))
 """
-)
 
 
 def test_one_process_has_the_losses_of_a_run_without_deepspeed(tmp_path):
-    (tmp_path / "alone.py").write_text(ALONE)
+    (tmp_path / "alone.py").write_text(HEAD + ALONE)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "alone.py"]
     done = subprocess.run(

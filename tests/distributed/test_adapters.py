@@ -6,25 +6,23 @@ import peft
 import pytest
 import torch
 
-from composable import Trainer
 from composable.algorithms import EMA
 from composable.distributed import DDP, FSDP2
 from composable.optim import Muon
 from tests.support.adapters import adapters, base, text, with_lora
 from tests.support.hugging_face import llama
 from tests.support.processes import run
+from tests.support.runs import make_trainer
 
 
 def train(folder, **options):
-    trainer = Trainer(
+    trainer = make_trainer(
         with_lora(),
-        train_dataloader=text(),
+        text(),
+        loss_fn=None,
         optimizers=partial(Muon, lr=0.01, dtype=torch.float32),
         algorithms=[EMA("2ba")],
         max_duration="1ep",
-        device="cpu",
-        progress_bar=False,
-        seed=17,
         **options,
     )
     trainer.fit()

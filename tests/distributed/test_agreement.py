@@ -50,69 +50,62 @@ def loaded(engine, steps):
     return engine.loaded(engine.announced(steps))
 
 
+def read(engine, sizes):
+    return loaded(engine, batches_of(engine, sizes))
+
+
+def on_engines(work, count=2):
+    """Call `work(engine, rank)` on several ranks, and return the results."""
+    return run_ranks(lambda processes: work(engine_of(processes), processes.rank), count)
+
+
 # --- batches ---
 
 
 def test_processes_go_on_until_none_has_a_batch():
-    def work(processes):
-        engine = engine_of(processes)
-        return list(loaded(engine, batches_of(engine, [[4, 3, 2], [5]][processes.rank])))
-
-    first, second = run_ranks(work)
+    sizes = [4, 3, 2], [6, 5]
+    first, second = on_engines(lambda engine, rank: list(read(engine, sizes[rank])))
     for one in first, second:
-        assert [(samples, tokens) for _, samples, tokens in one] == [(9, 90), (3, 30), (2, 20)]
+        assert [(samples, tokens) for _, samples, tokens in one] == [(10, 100), (8, 80), (2, 20)]
     assert [batch.examples.own for batch, *_ in first] == [4, 3, 2]
-    assert [batch.examples.own for batch, *_ in second] == [5, 0, 0]
-    assert {batch.examples.all for batch, *_ in second} == {9, 3, 2}
-    assert [batch.batches for batch, *_ in second] == [("5 examples",)] * 3
-    # The batch that a process repeats has the weight 0.
-    assert [batch.empty for batch, *_ in second] == [(False,), (True,), (True,)]
-
-
-def test_a_process_repeats_its_last_batch():
-    def work(processes):
-        engine = engine_of(processes)
-        return list(loaded(engine, batches_of(engine, [[1, 2, 3], [4, 5]][processes.rank])))
-
-    assert run_ranks(work)[1][-1][0].batches == ("5 examples",)
+    assert [batch.examples.own for batch, *_ in second] == [6, 5, 0]
+    assert {batch.examples.all for batch, *_ in second} == {10, 8, 2}
+    # A process repeats its last batch, with the weight 0.
+    batches = [("6 examples",), ("5 examples",), ("5 examples",)]
+    assert [batch.batches for batch, *_ in second] == batches
+    assert [batch.empty for batch, *_ in second] == [(False,), (False,), (True,)]
 
 
 def test_a_process_without_any_batch_is_an_error():
-    def work(processes):
-        engine = engine_of(processes)
-        return list(loaded(engine, batches_of(engine, [[1, 1], []][processes.rank])))
-
     with pytest.raises(ProcessError, match="rank 1 has no batch in this epoch"):
-        run_ranks(work)
+        on_engines(lambda engine, rank: list(read(engine, [[1, 1], []][rank])))
 
 
 def test_the_time_of_a_batch_is_that_of_rank_0():
-    def work(processes):
-        engine = engine_of(processes)
-        engine._announced = time.perf_counter() - [1e6, 2e6][processes.rank]
-        list(loaded(engine, batches_of(engine, [1])))  # the end of the data is an exchange too
-        engine._announced = time.perf_counter() - [1e6, 2e6][processes.rank]
-        next(loaded(engine, batches_of(engine, [1])))
+    def work(engine, rank):
+        engine._announced = time.perf_counter() - [1e6, 2e6][rank]
+        list(read(engine, [1]))  # the end of the data is an exchange too
+        engine._announced = time.perf_counter() - [1e6, 2e6][rank]
+        next(read(engine, [1]))
         first = engine.seconds
         engine._announced = time.perf_counter() - 1e6
         engine.begin({}, dispatcher_of())
-        next(loaded(engine, batches_of(engine, [1])))
+        next(read(engine, [1]))
         return first, engine.seconds
 
-    first, second = run_ranks(work)
+    first, second = on_engines(work)
     assert first == second
     assert 1e6 <= first[0] < 2e6
     assert first[1] < 1e6  # the clock starts with the run
 
 
 def test_the_exchange_of_a_batch_begins_when_it_is_fetched():
-    def work(processes):
-        engine = engine_of(processes)
+    def work(engine, rank):
         batches = Prefetcher(engine.announced(batches_of(engine, [4, 3])), Copied())
         found = []
         for _, samples, _ in engine.loaded(batches):
             batches.fetch()  # as after the gradients of a step
-            found.append((samples, len(exchanges[processes.rank])))
+            found.append((samples, len(exchanges[rank])))
         return found
 
     exchanges = [[], []]
@@ -123,7 +116,7 @@ def test_the_exchange_of_a_batch_begins_when_it_is_fetched():
         return exchange(engine, *args)
 
     with mock.patch.object(Parallel, "_announce", counted):
-        found = run_ranks(work)
+        found = on_engines(work)
     assert found == [[(8, 2), (6, 3)]] * 2
 
 
@@ -136,36 +129,33 @@ class Copied:
 
 
 def test_a_signal_of_one_rank_is_received_by_all():
-    def work(processes):
-        engine = engine_of(processes)
-        engine.signals.arrived = [None, 15][processes.rank]
-        next(loaded(engine, batches_of(engine, [1])))
+    def work(engine, rank):
+        engine.signals.arrived = [None, 15][rank]
+        next(read(engine, [1]))
         return engine.signals.received
 
-    assert run_ranks(work) == [15, 15]
+    assert on_engines(work) == [15, 15]
 
 
 @pytest.mark.parametrize("signalled", [True, False])
 def test_a_loader_that_a_signal_has_ended_on_one_rank_ends_all(signalled):
-    def work(processes):
-        engine = engine_of(processes)
-
+    def work(engine, rank):
         def ended():
             yield from batches_of(engine, [1])
-            if processes.rank:
+            if rank:
                 engine.signals.arrived = 15 if signalled else None
                 raise RuntimeError("a worker was killed")
             yield from batches_of(engine, [1])
 
         batches = loaded(engine, ended())
         next(batches)
-        if not (signalled or processes.rank):
+        if not (signalled or rank):
             return "waits for the others, which the launcher ends"
         with pytest.raises((RuntimeError, ProcessError)) as caught:
             next(batches)
         return str(caught.value)
 
-    first, second = run_ranks(work)
+    first, second = on_engines(work)
     assert second == "a worker was killed"
     if signalled:
         assert first == "a signal has ended the loader of another process"
@@ -176,23 +166,23 @@ def test_a_loader_that_a_signal_has_ended_on_one_rank_ends_all(signalled):
 
 @pytest.mark.parametrize("name", DESCRIPTION)
 def test_a_difference_between_descriptions_is_an_error(name):
-    def work(processes):
-        different = {name: "different"} if processes.rank == 2 else {}
+    def work(engine, rank):
+        different = {name: "different"} if rank == 2 else {}
         with pytest.raises(ProcessError) as caught:
-            engine_of(processes).begin({**DESCRIPTION, **different}, dispatcher_of())
+            engine.begin({**DESCRIPTION, **different}, dispatcher_of())
         return str(caught.value)
 
-    for message in run_ranks(work, 3):
+    for message in on_engines(work, 3):
         assert message.startswith(f"{name}")
         assert "), and different on rank 2 (" in message
 
 
 def test_what_may_differ_between_processes():
-    def work(processes):
-        device = {"device": f"cuda:{processes.rank}", "callbacks": {"own": processes.rank}}
-        engine_of(processes).begin({**DESCRIPTION, **device}, dispatcher_of())
+    def work(engine, rank):
+        device = {"device": f"cuda:{rank}", "callbacks": {"own": rank}}
+        engine.begin({**DESCRIPTION, **device}, dispatcher_of())
 
-    run_ranks(work)
+    on_engines(work)
 
 
 def place(engine, state):
@@ -216,22 +206,20 @@ def tensors_of(state):
 
 
 def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
-    def work(processes):
-        state = model_and_loss(processes.rank)
-        place(engine_of(processes), state)
+    def work(engine, rank):
+        place(engine, state := model_and_loss(rank))
         return [float(tensor.detach().double().mean()) for tensor in tensors_of(state)]
 
-    first, second = run_ranks(work)
+    first, second = on_engines(work)
     assert first == second == [float(number) for number in range(len(first))]
 
 
 def test_models_of_different_shapes_are_an_error():
-    def work(processes):
-        model = nn.Linear(2, 2 + processes.rank)
+    def work(engine, rank):
         with pytest.raises(ProcessError, match=r"on rank 0 \(.*\), and .* on rank 1 \("):
-            place(engine_of(processes), State(model))
+            place(engine, State(nn.Linear(2, 2 + rank)))
 
-    run_ranks(work)
+    on_engines(work)
 
 
 # --- requests and flags ---
@@ -242,15 +230,14 @@ def dispatcher_of(*callbacks):
 
 
 def test_requests_are_those_of_all():
-    def work(processes):
+    def work(engine, rank):
         dispatcher = dispatcher_of()
-        dispatcher.request([Control.EVALUATE, Control.STOP | Control.SAVE][processes.rank])
-        engine = engine_of(processes)
+        dispatcher.request([Control.EVALUATE, Control.STOP | Control.SAVE][rank])
         engine.joined_events = joined_events({Event.BATCH_END})
         engine.join_requests(Event.BATCH_END, dispatcher)
         return dispatcher.requests
 
-    assert run_ranks(work) == [Control.EVALUATE | Control.STOP | Control.SAVE] * 2
+    assert on_engines(work) == [Control.EVALUATE | Control.STOP | Control.SAVE] * 2
 
 
 class AtBackward(Callback):
@@ -286,24 +273,22 @@ LATER = {Event.LOG, Event.AFTER_SAVE, Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKP
     ],
 )
 def test_requests_are_joined_where_callbacks_of_the_user_may_have_some(callback, joined):
-    def work(processes):
-        engine = engine_of(processes)
+    def work(engine, rank):
         # As a logger, which only rank 0 has.
-        own = dispatcher_of(callback) if processes.is_main else dispatcher_of()
+        own = dispatcher_of() if rank else dispatcher_of(callback)
         engine.begin({}, own)
         assert Event.FIT_START in engine.joined_events
         return (ENDS | LATER) & engine.joined_events
 
-    assert run_ranks(work) == [joined, joined]
+    assert on_engines(work) == [joined, joined]
 
 
 def test_requests_of_composable_are_the_same_on_all_processes():
-    def work(processes):
-        engine = engine_of(processes)
+    def work(engine, rank):
         engine.begin({}, dispatcher_of(EarlyStopper("loss", patience="1ep")))
         return engine.joined_events
 
-    assert run_ranks(work) == [frozenset()] * 2
+    assert on_engines(work) == [frozenset()] * 2
 
 
 def test_flags_and_counts_of_a_divided_model_are_those_of_all():
@@ -326,12 +311,11 @@ def test_flags_and_counts_of_a_divided_model_are_those_of_all():
 
 
 def test_one_process_exchanges_with_itself():
-    def work(processes):
-        engine = engine_of(processes)
+    def work(engine, rank):
         engine.join_requests(Event.BATCH_END, dispatcher_of())
         place(engine, State(nn.Linear(2, 2)))
-        ((batch, samples, tokens),) = loaded(engine, batches_of(engine, [3]))
+        ((batch, samples, tokens),) = read(engine, [3])
         assert (batch.examples.own, samples, tokens) == (3, 3, 30)
         return engine.evaluating(Averages({}, torch.device("cpu")))
 
-    assert run_ranks(work, 1) == [Processes()]
+    assert on_engines(work, 1) == [Processes()]

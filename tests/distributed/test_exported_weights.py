@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-from composable import Trainer
 from composable.algorithms import EMA
 from composable.checkpoint import load_weights
 from composable.distributed import DDP, FSDP2
@@ -16,6 +15,7 @@ from tests.support import parallel_runs as runs
 from tests.support.campaign import each_once
 from tests.support.models import same, weights
 from tests.support.processes import run
+from tests.support.runs import make_trainer
 
 AVERAGES = {
     "plain": {},
@@ -31,15 +31,10 @@ def leave(folder, parallel, name, best):
     join_processes()
     given = runs.plain_net()
     saves = {"save_folder": f"{folder}/run", "save_best": "loss", "save_best_mode": "max"}
-    trainer = Trainer(
+    trainer = make_trainer(
         given,
-        train_dataloader=runs.loader("map", 44, 16),
+        runs.loader("map", 44, 16),
         eval_dataloader=DataLoader(runs.images(44), 7),
-        loss_fn=torch.nn.functional.cross_entropy,
-        max_duration="2ep",
-        seed=17,
-        device="cpu",
-        progress_bar=False,
         parallel=parallel,
         **{"optimizers": partial(torch.optim.SGD, lr=0.1), **AVERAGES[name]},
         **({**saves, "load_best_at_end": True} if best else {}),

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock as Mock
 
 import pytest
 
+from composable.cli import main
 from tests.support.commands import LIMIT, Command
 from tests.support.processes import free_port, is_alive, wait_until
 
@@ -335,54 +336,44 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("mistake", INVALID)
-def test_invalid_option_is_an_error_before_any_process_starts(
-    mistake, tmp_path, capsys, monkeypatch
-):
-    from composable.cli import main
-
-    arguments, message = INVALID[mistake]
+@pytest.fixture
+def refused(tmp_path, capsys, monkeypatch):
+    """Return a function that launches with options that are refused, and returns the message."""
     monkeypatch.chdir(tmp_path)
     script(tmp_path, "open('started', 'w')")
-    try:
-        status = main(["launch", *map(str, arguments)])
-    except SystemExit as end:  # raised by argparse
-        status = end.code
-    assert status == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "started").exists()
+
+    def launch(*arguments):
+        try:
+            status = main(["launch", *map(str, arguments)])
+        except SystemExit as end:  # raised by argparse
+            status = end.code
+        assert status == 2
+        assert not (tmp_path / "started").exists()
+        return capsys.readouterr().err
+
+    return launch
 
 
-def test_port_in_use_is_an_error(tmp_path, capsys, monkeypatch):
-    from composable.cli import main
+@pytest.mark.parametrize("mistake", INVALID)
+def test_invalid_option_is_an_error_before_any_process_starts(mistake, refused):
+    arguments, message = INVALID[mistake]
+    assert message in refused(*arguments)
 
-    monkeypatch.chdir(tmp_path)
-    script(tmp_path)
+
+def test_port_in_use_is_an_error(refused):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["launch", "--master_port", str(port), "script.py"]) == 2
-    assert f"master_port={port} cannot be used on this machine" in capsys.readouterr().err
+        message = refused("--master_port", port, "script.py")
+    assert f"master_port={port} cannot be used on this machine" in message
 
 
-def test_more_processes_than_gpus_is_an_error(tmp_path, capsys, monkeypatch):
-    import torch
-
-    from composable.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    script(tmp_path)
-    assert main(["launch", "-n", "8", "script.py"]) == 2
-    assert "nproc=8 exceeds the 4 GPUs" in capsys.readouterr().err
+def test_more_processes_than_gpus_is_an_error(refused, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert "nproc=8 exceeds the 4 GPUs" in refused("-n", 8, "script.py")
 
 
-def test_launch_inside_a_launch_is_an_error(tmp_path, capsys, monkeypatch):
-    from composable.cli import main
-
-    monkeypatch.chdir(tmp_path)
+def test_launch_inside_a_launch_is_an_error(refused, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "launch")
-    script(tmp_path)
-    assert main(["launch", "script.py"]) == 2
-    assert "use one launcher only" in capsys.readouterr().err
+    assert "use one launcher only" in refused("script.py")

@@ -1,7 +1,8 @@
 """The gradients of shards, summed over processes."""
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -33,8 +34,9 @@ from tests.support.processes import run
 from tests.support.threads import run_ranks
 
 MANY, ONE, EXACT = DDP(bucket_cap_mb=1e-6), DDP(), DDP(exact=True)
+WAYS = {"many": MANY, "one": ONE, "exact": EXACT}
 IN_MESSAGES = pytest.mark.parametrize("ddp", [MANY, ONE], ids=["many messages", "one message"])
-IN_ANY_WAY = pytest.mark.parametrize("ddp", [MANY, ONE, EXACT], ids=["many", "one", "exact"])
+IN_ANY_WAY = pytest.mark.parametrize("ddp", WAYS.values(), ids=WAYS)
 
 
 def filled(model):
@@ -165,17 +167,15 @@ def assert_equal_gradients(found, expected):
             torch.testing.assert_close(one, other)
 
 
-def of_branches(count, **options):
-    return Reduction(**options)(state_of(branches(), examples(count)))
-
-
-@IN_ANY_WAY
-@pytest.mark.parametrize("count", [8, 5, 3])  # the last has fewer examples than shards
-def test_gradients_are_those_of_the_global_batch(count, ddp):
+def assert_of_the_global_batch(results, count=8):
     loss, expected = gradients_of_shards(count)
-    for found, gradients in run(partial(of_branches, count, ddp=ddp), 2):
+    for found, gradients in results:
         assert float(found) == pytest.approx(loss, rel=1e-5)
         assert_equal_gradients(gradients, expected)
+
+
+def of_branches(count, **options):
+    return Reduction(**options)(state_of(branches(), examples(count)))
 
 
 OPTIONS = {
@@ -187,20 +187,21 @@ OPTIONS = {
 PASSES = [{}, {"passes": 2}, {"observed": True}, {"auto": True}, {"passes": 3, "observed": True}]
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        (name, more)
+CASES = [
+    *(
+        (count, {"ddp": ddp}) for ddp in WAYS.values() for count in (8, 5, 3)
+    ),  # 3: fewer than shards
+    *(
+        (8, {"ddp": DDP(**OPTIONS[name]), **more})
         for name in OPTIONS
         for more in PASSES[: 5 if name in ("many messages", "one message") else 3]
-    ],
-)
-def test_gradients_are_the_same_in_other_passes_and_with_options_of_torch(name, more):
-    loss, expected = gradients_of_shards(8)
-    options = {"ddp": DDP(**OPTIONS[name]), **more}
-    for found, gradients in run(partial(of_branches, 8, **options), 2):
-        assert float(found) == pytest.approx(loss, rel=1e-5)
-        assert_equal_gradients(gradients, expected)
+    ),
+]
+
+
+@pytest.mark.parametrize(("count", "options"), CASES)
+def test_gradients_are_those_of_the_global_batch_in_any_passes_and_messages(count, options):
+    assert_of_the_global_batch(run(partial(of_branches, count, **options), 2), count)
 
 
 def of_layers(ddp, options, steps):
@@ -314,7 +315,6 @@ def omitting(on_cpu):
         began(sums, state)
         sums.on_cpu = on_cpu
 
-    ShardSums.begin = beginning
     sharded = shard_batch((inputs, targets), reduction.engine.shards)
     sharded = type(sharded)(
         ((inputs[rows], targets[rows]),),
@@ -322,10 +322,8 @@ def omitting(on_cpu):
         shards=sharded.shards,
         examples=Examples(3, 6),
     )
-    try:
+    with mock.patch.object(ShardSums, "begin", beginning):
         state = reduction.reduced(state_of(model).evolve(batch=sharded))
-    finally:
-        ShardSums.begin = began
     return state.loss, model.weight.grad.clone()
 
 
@@ -344,21 +342,24 @@ def test_examples_that_an_algorithm_omits_do_not_count(on_cpu):
 # --- messages ---
 
 
-def order_of_messages(ddp):
-    happened, model = [], two_layers()
+@contextmanager
+def watching_messages(record):
+    """Call a function with each bucket of gradients that is sent."""
     send = _Messages.send
 
     def recorded(messages, bucket):
-        happened.append(bucket.index())
+        record(bucket)
         return send(messages, bucket)
 
-    reduction = Reduction(ddp)
+    with mock.patch.object(_Messages, "send", recorded):
+        yield
+
+
+def order_of_messages(ddp):
+    happened, model, reduction = [], two_layers(), Reduction(ddp)
     model[0].weight.register_post_accumulate_grad_hook(lambda _: happened.append("first layer"))
-    _Messages.send = recorded
-    try:
+    with watching_messages(lambda bucket: happened.append(bucket.index())):
         reduction(state_of(model, examples(4)))
-    finally:
-        _Messages.send = send
     return happened[-6:]  # in the second of two shards
 
 
@@ -381,23 +382,17 @@ class Backwards(nn.Module):
 
 
 def parameters_of_messages(ddp, steps):
-    model, found = Backwards(), [[]]
-    send = _Messages.send
+    model, found, reduction = Backwards(), [], Reduction(ddp, 2)
 
-    def recorded(messages, bucket):
+    def record(bucket):
         found[-1].append([tuple(one.shape) for one in bucket.parameters()])
-        return send(messages, bucket)
 
-    reduction = Reduction(ddp, 2)
-    _Messages.send = recorded
-    try:
+    with watching_messages(record):
         for _ in range(steps):
+            found.append([])
             reduction(state_of(model, examples(4)))
             model.zero_grad()
-            found.append([])
-    finally:
-        _Messages.send = send
-    return [one[-5:] for one in found[:-1]]
+    return [one[-5:] for one in found]
 
 
 def test_a_first_step_has_the_messages_of_later_ones():
@@ -424,10 +419,7 @@ def failing_once():
 
 
 def test_a_step_after_one_that_failed_on_all_ranks_is_that_of_a_new_run():
-    loss, expected = gradients_of_shards(8)
-    for found, gradients in run(failing_once, 2):
-        assert float(found) == pytest.approx(loss, rel=1e-5)
-        assert_equal_gradients(gradients, expected)
+    assert_of_the_global_batch(run(failing_once, 2))
 
 
 def without_memory():
@@ -439,15 +431,13 @@ def without_memory():
             raise torch.OutOfMemoryError("no memory")
 
     model.left.weight.register_hook(full)
-    return reduction(state_of(model, examples(8)))[1], len(shards)
+    return *reduction(state_of(model, examples(8))), len(shards)
 
 
 def test_a_rank_that_runs_out_of_memory_repeats_its_shards():
-    _, expected = gradients_of_shards(8)
-    (first, two), (second, four) = run(without_memory, 2)
-    assert (two, four) == (2, 4)
-    assert_equal_gradients(first, expected)
-    assert_equal_gradients(second, expected)
+    found = run(without_memory, 2)
+    assert [count for *_, count in found] == [2, 4]
+    assert_of_the_global_batch([(loss, gradients) for loss, gradients, _ in found])
 
 
 def changing(ddp):

@@ -3,17 +3,16 @@
 import logging
 import os
 import time
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from composable import Trainer
 from composable.distributed import DDP, FSDP2, Processes
 from composable.engines import pace as pace_module
 from composable.engines.pace import Pace
 from tests.support.processes import run
+from tests.support.runs import make_trainer
 
 STRATEGIES = {"fast": DDP(), "exact": DDP(shards=2, exact=True), "sharded": FSDP2()}
 
@@ -41,15 +40,7 @@ def fit(parallel, where):
     model.seconds = seconds if where == "model" else 0.0
     examples = [(torch.ones(2), torch.tensor(0))] * 440
     loader = torch.utils.data.DataLoader(examples, batch_size=4, collate_fn=load)
-    Trainer(
-        model=model,
-        train_dataloader=loader,
-        optimizers=partial(torch.optim.SGD, lr=0.1),
-        loss_fn=nn.functional.cross_entropy,
-        max_duration="2ep",
-        parallel=parallel,
-        progress_bar=False,
-    ).fit()
+    make_trainer(model, loader, parallel=parallel).fit()
     return logged
 
 

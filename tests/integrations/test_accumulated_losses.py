@@ -16,7 +16,6 @@ from tests.support.models import mlp, same, weights
 
 TARGETS = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, -100, 2, -100, -100])
 SGD = partial(torch.optim.SGD, lr=0.1)
-SIZES = [[4, 4, 4], [5, 4, 3], [5, 4], [2, 2, 2]]
 
 
 def contrastive(outputs, targets):
@@ -26,14 +25,6 @@ def contrastive(outputs, targets):
 
 def root(outputs, targets):
     return mse_loss(outputs, outputs.detach() * 0).sqrt()
-
-
-LOSSES = {
-    "mean": cross_entropy,
-    "weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
-    "another ignore_index": lambda x, y: cross_entropy(x, y.clamp(min=0), ignore_index=2),
-    "sum": nn.CrossEntropyLoss(reduction="sum"),
-}
 
 
 def parts_of(sizes):
@@ -47,22 +38,6 @@ def accumulated(loss_fn, parts, algorithms=(), accumulate_batches=3, **options):
     run = Run(algorithms, mlp, loss_fn=loss_fn, options=options, optimizer=SGD, **sizes)
     t = own_loop(run)
     return t.state.loss.item(), t.model
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("name", LOSSES)
-def test_step_is_that_of_the_whole_batch(name, sizes):
-    parts = parts_of(sizes)
-
-    loss, model = accumulated(LOSSES[name], parts)
-
-    plain = mlp()
-    inputs, targets = (torch.cat(one) for one in zip(*parts, strict=True))
-    expected = LOSSES[name](plain(inputs), targets)
-    expected.backward()
-    SGD(plain.parameters()).step()
-    assert loss == pytest.approx(expected.item())
-    torch.testing.assert_close(weights(model), weights(plain))
 
 
 class Stream(IterableDataset):

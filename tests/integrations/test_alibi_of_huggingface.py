@@ -7,7 +7,6 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable.testing import NoSync
-from composable.utils.reproducibility import seed_context
 from tests.functional.test_alibi import slopes_of_the_paper
 from tests.support import hugging_face
 from tests.support.hugging_face import (
@@ -17,7 +16,7 @@ from tests.support.hugging_face import (
     attend,
     build,
     cached,
-    recompute_layers,
+    mask_of,
     record_calls,
     tokens,
 )
@@ -35,14 +34,6 @@ PADDINGS = pytest.mark.parametrize("padding", [None, "left", "right"])
 
 def converted(family, implementation="sdpa", **options):
     return F.alibi(build(family, implementation, **options), max_sequence_length=2 * TABLE)
-
-
-def mask_of(padding, length=LONG):
-    if padding is None:
-        return None
-    mask = torch.ones(2, length, dtype=torch.long)
-    mask[1, slice(None, 4) if padding == "left" else slice(-4, None)] = 0
-    return mask
 
 
 def attentions(model):
@@ -126,19 +117,6 @@ def test_logits_of_a_decoder_do_not_depend_on_later_tokens(family, implementatio
 
 
 @ALL
-@IMPLEMENTATIONS
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_padding_does_not_change_the_logits(family, implementation, padding):
-    model, ids, mask = converted(family, implementation), tokens(), mask_of(padding)
-    ids = ids * mask  # 0 is RoBERTa's word for padding, by which it finds positions
-
-    padded = model(ids, attention_mask=mask).logits[1, mask[1].bool()]
-
-    alone = model(ids[1:, mask[1].bool()]).logits[0]
-    assert_close(padded, alone, **NEAR)
-
-
-@ALL
 def test_position_embeddings_are_not_added(family):
     model, ids = converted(family), tokens(6)
 
@@ -149,28 +127,6 @@ def test_position_embeddings_are_not_added(family):
     moved = model(ids, position_ids=torch.tensor([[0, 1, 2, 4, 5, 7]])).logits
     real = slice(3) if family in CAUSAL else slice(None)  # a gap can be a new text
     assert_close(moved[:, real], model(ids).logits[:, real])
-
-
-def test_packed_sequences_are_independent():
-    model, ids = converted("gpt2"), tokens(7, batch=1)
-
-    packed = model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2]]), use_cache=False).logits
-
-    assert_close(packed[:, :4], model(ids[:, :4]).logits, **NEAR)
-    assert_close(packed[:, 4:], model(ids[:, 4:]).logits, **NEAR)
-
-
-@pytest.mark.parametrize("family", CAUSAL)
-@IMPLEMENTATIONS
-@pytest.mark.parametrize("steps", [[1] * LONG, [TABLE, 1, 1, LONG - TABLE - 2], [3, LONG - 3]])
-def test_cache_matches_the_whole_sequence(family, implementation, steps):
-    model, ids, cache, logits = converted(family, implementation), tokens(), {}, []
-
-    for part in ids.split(steps, dim=1):
-        outputs = model(part, use_cache=True, **cache)
-        cache, logits = cached(outputs), [*logits, outputs.logits]
-
-    assert_close(torch.cat(logits, 1), model(ids).logits, **NEAR)
 
 
 @IMPLEMENTATIONS
@@ -266,17 +222,6 @@ def test_cross_attention_is_not_converted(family):
     assert_close(torch.cat([part.logits, rest.logits], 1), whole, **NEAR)
 
 
-@pytest.mark.compile
-@IMPLEMENTATIONS
-def test_compiles_into_one_graph(implementation):
-    model = converted("gpt2", implementation)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-
-    outputs = compiled(tokens(), use_cache=False).logits
-
-    assert_close(outputs, model(tokens()).logits)
-
-
 def test_rejects_position_embeddings_without_attention():
     embeddings = build("bert").bert.embeddings
 
@@ -320,17 +265,3 @@ def test_attention_implementation_can_be_changed(family):
 
     assert_close(outputs.logits[mask.bool()], fast[mask.bool()], **NEAR)
     assert outputs.attentions[1].shape == (2, HEADS, LONG, LONG)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_checkpointing_does_not_change_gradients(family):
-    grads = []
-    for checkpointed in (False, True):
-        model = converted(family).train()
-        if checkpointed:
-            recompute_layers(model)
-        with seed_context(1):  # of dropout
-            model(tokens()).logits.square().mean().backward()
-        grads.append([p.grad for p in model.parameters() if p.grad is not None])
-
-    assert_close(*grads)

@@ -1,16 +1,14 @@
-"""Methods that change attention, in models of Hugging Face: caches, padding, grouped heads."""
+"""Methods that change attention, in models of Hugging Face: each of them, and grouped heads."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import composable.functional as F
 from tests.functional.test_attention_methods import ADDED, CHANGES
-from tests.support.campaign import drawn
-from tests.support.hugging_face import WORDS, build, cached, tokens
+from tests.support.hugging_face import WORDS, build, tokens
 from tests.support.surgery import filled
 
 pytest.importorskip("transformers")
@@ -37,9 +35,6 @@ def changed(model):
     return filled(model, ADDED)
 
 
-FAMILIES = pytest.mark.parametrize("family", DECODERS)
-
-
 @METHODS
 @torch.no_grad()
 def test_every_method_acts_on_encoders_and_decoders(change):
@@ -52,50 +47,6 @@ def test_every_method_acts_on_encoders_and_decoders(change):
         assert not torch.allclose(
             filled(change(model), ADDED)(tokens(8))[0], model(tokens(8))[0], **NEAR
         )
-
-
-@FAMILIES
-@torch.no_grad()
-def test_a_cache_changes_nothing(family):
-    new, ids = changed(DECODERS[family]()), tokens(8)
-    near = {"rtol": 0.1, "atol": 0.2} if "bfloat16" in family else NEAR
-
-    whole = new(ids).logits
-    first = new(ids[:, :5], use_cache=True)
-    one = new(ids[:, 5:6], **cached(first))
-    rest = new(ids[:, 6:], **cached(one))
-
-    assert_close(torch.cat([first.logits, one.logits, rest.logits], 1), whole, **near)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@torch.no_grad()
-def test_padding_and_a_static_cache_change_nothing(family):
-    model, ids = changed(DECODERS[family]()), tokens(6)
-    padded = pad(ids, (3, 0))
-    mask = (padded > 0).long()
-    positions = torch.arange(9).sub(3).clamp(0).expand(2, -1)
-    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "eos_token_id": None}
-
-    alone = model(ids).logits
-    logits = model(padded, attention_mask=mask, position_ids=positions).logits
-    generated = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-
-    assert_close(logits[:, 3:], alone, **NEAR)
-    assert torch.equal(model.generate(padded, attention_mask=mask, **options)[:, 3:], generated)
-    static = model.generate(padded, attention_mask=mask, cache_implementation="static", **options)
-    assert torch.equal(static[:, 3:], generated)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@torch.no_grad()
-def test_packed_texts_are_as_alone(family):
-    model, ids = changed(DECODERS[family]()), tokens(6)
-    positions = torch.arange(6).repeat(2)[None]
-
-    packed = model(ids.view(1, 12), position_ids=positions, use_cache=False).logits
-
-    assert_close(packed.view(2, 6, -1), model(ids).logits, **NEAR)
 
 
 @torch.no_grad()
@@ -139,23 +90,6 @@ def test_grouped_heads_are_those_of_a_model_that_repeats_them():
     assert_close(changed(repeated)(tokens(8)).logits, changed(grouped)(tokens(8)).logits)
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-def test_checkpointing_changes_no_gradient():
-    plain, ids, grads = changed(build("gpt2")), tokens(6), []
-    for module in plain.train().modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    for checkpointing in (False, True):
-        if checkpointing:
-            plain.gradient_checkpointing_enable({"use_reentrant": False})
-        plain.zero_grad()
-        plain(ids, labels=ids, use_cache=False).loss.backward()
-        grads.append({n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None})
-
-    assert all(g.abs().sum() > 0 for n, g in grads[0].items() if "attention_changes" in n)
-    assert_close(grads[0], grads[1])
-
-
 def test_other_implementations_are_refused():
     model = changed(build("gpt2", "eager"))
     with pytest.raises(ValueError, match=r"set_attn_implementation\('sdpa'\)"):
@@ -163,15 +97,6 @@ def test_other_implementations_are_refused():
     model.set_attn_implementation("sdpa")
 
     assert model(tokens(6)).logits.shape == (2, 6, WORDS)
-
-
-@pytest.mark.parametrize("family", drawn(["gpt2", "llama"], 1))
-@pytest.mark.compile
-def test_compiles_to_one_graph(family):
-    model, ids = changed(DECODERS[family]()), tokens(6)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-
-    assert_close(compiled(ids, use_cache=False).logits, model(ids).logits)
 
 
 def test_attention_that_normalizes_already_is_skipped():

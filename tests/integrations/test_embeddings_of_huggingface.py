@@ -43,28 +43,6 @@ def model(family, request):
     return filled(METHODS[request.param](MODELS[family]()), "ngrams", "smear")
 
 
-def greedy(model, ids, count):
-    """Generate by calls of whole rows."""
-    for _ in range(count):
-        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
-    return ids
-
-
-@torch.no_grad()
-def test_generation_is_that_of_whole_rows_and_refuses_a_cache(model):
-    ids = tokens(6)
-    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "eos_token_id": None}
-    options["attention_mask"] = torch.ones_like(ids)
-
-    assert torch.equal(model.generate(ids, **options), greedy(model, ids, 5))
-    with pytest.raises(ValueError, match=r"(past_key_values|cache) must be None .*use_cache=False"):
-        model.generate(ids, use_cache=True, **options)
-
-    padded = pad(ids, (3, 0))
-    options["attention_mask"] = (padded > 0).long()
-    assert torch.equal(model.generate(padded, **options)[:, 3:], greedy(model, ids, 5))
-
-
 @torch.no_grad()
 def test_positions_and_masks_bound_the_tokens_that_are_embedded_together(model):
     seen, ids = [], tokens(6)

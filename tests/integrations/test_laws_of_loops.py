@@ -5,7 +5,6 @@ from functools import cache, partial
 import attrs
 import pytest
 import torch
-from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
 
 from composable import Event
@@ -19,14 +18,13 @@ from composable.algorithms import (
     SelectiveBackprop,
 )
 from composable.core.algorithm import FunctionAlgorithm
-from composable.functional import clip_gradients, ema
 from tests.integrations.loops import BY_HAND, DTYPES, FULL, LOOPS, Run, own_loop, row, trained
-from tests.integrations.table import EARLY, SETS, SIX, WITHIN, dense_net, refused_in, works_in
+from tests.integrations.table import EARLY, SETS, SGD, SIX, WITHIN, dense_net, refused_in, works_in
 from tests.support.algorithm_cases import ALGORITHMS
 from tests.support.algorithms import six_algorithms
 from tests.support.campaign import drawn, each_once
 from tests.support.data import noisy_loader, shuffling_loader
-from tests.support.models import same, weights
+from tests.support.models import same
 
 CLIP = GradientClipping("norm", 0.05)
 ON_GRADIENTS = [CLIP, EMA("2ba")]
@@ -174,67 +172,26 @@ def test_short_last_steps_and_batches_match_the_trainer(loop, sizes):
 # --- precision ---
 
 
-def by_hand(run):
-    """Train without the library."""
-    model = run.net()
-    optimizer = run.optimizer(model.parameters())
-    scaler = run.scaler() or GradScaler("cpu", enabled=False)
-    average, count = None, 0
-    for _ in range(run.epochs):
-        for inputs, targets in run.loader():
-            with run.autocast():
-                loss = cross_entropy(model(inputs), targets)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            held = [p.grad for p in model.parameters()]
-            clipped = clip_gradients(held, threshold=0.05)
-            finite = all(bool(grad.isfinite().all()) for grad in held)
-            for parameter, grad in zip(model.parameters(), clipped, strict=True):
-                parameter.grad = grad if finite else parameter.grad
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            count += finite
-            now = weights(model)
-            average = now if average is None else ema(average, now, smoothing=EMA("2ba").share_kept)
-    return [*weights(model).values(), *average.values()], count
-
-
-@pytest.mark.parametrize(
-    ("loop", "changes", "skipped"),
-    [
-        (loop, {"precision": precision, "scale": scale, **optimizer}, skipped)
-        for loop in LOOPS
-        for precision, scale, optimizer, skipped in [
-            *[("bf16", 0.0, {}, 0), ("fp16", 4.0, {}, 0), ("fp16", OVERFLOWS, {}, 3)]
-            * (loop in ("own loop", "Lightning, callback")),
-            ("fp16", 4.0, {"optimizer": FUSED}, 0),
-            ("fp16", OVERFLOWS, {"optimizer": FUSED}, 3),
-        ]
-    ],
-)
-def test_precisions_and_fused_optimizers_match_a_loop_by_hand(loop, changes, skipped):
-    run = Run(ON_GRADIENTS, dense_net, **changes)
-    result, steps = by_hand(run)
-    *found, clock = trained(LOOPS[loop](run))
-
-    assert steps == 8 - skipped
-    assert same(found, result)
-    assert clock[0] == 8
-
-
+# Of the Trainer, property_tests/test_precision.py says that it trains as a loop by hand does.
 @every_loop
 @pytest.mark.parametrize(
-    ("precision", "scale", "accumulate_batches"),
-    [("bf16", 1, 2), ("fp16", 4.0, 1), ("fp16", OVERFLOWS, 1), ("fp16", OVERFLOWS, 2)],
+    ("precision", "scale", "accumulate_batches", "optimizer"),
+    [
+        ("bf16", 1, 2, SGD),
+        *(("fp16", scale, 1, made) for scale in (4.0, OVERFLOWS) for made in (SGD, FUSED)),
+        ("fp16", OVERFLOWS, 2, SGD),
+    ],
 )
-def test_precisions_match_the_trainer(loop, precision, scale, accumulate_batches):
+def test_precisions_and_fused_optimizers_match_the_trainer(
+    loop, precision, scale, accumulate_batches, optimizer
+):
     run = Run(
         ALL if loop in FULL else ON_GRADIENTS,
         dense_net,
         precision=precision,
         scale=scale,
         accumulate_batches=accumulate_batches,
+        optimizer=optimizer,
     )
     t = LOOPS[loop](run)
 

@@ -1,11 +1,15 @@
 """Surgery of Hugging Face's models with RMS norms, gated blocks, or layers to drop."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.nn.functional import linear as linear_of
 from torch.testing import assert_close
 
 import composable.functional as F
 from tests.support.hugging_face import WIDTH, build, tokens
+from tests.support.tensors import seeded
 
 pytest.importorskip("transformers")
 GATED = {
@@ -16,6 +20,8 @@ GATED = {
 }
 """Families, and the names of their classes."""
 PARTS = {
+    "gpt2": ("c_fc", "act"),
+    "bert": ("dense", "intermediate_act_fn"),
     "gpt_neox": ("dense_h_to_4h", "act"),
     "xlm-roberta": ("dense", "intermediate_act_fn"),
     "distilbert": ("lin1", "activation"),
@@ -73,21 +79,47 @@ def test_rms_norm_of_torch_is_computed_in_the_dtype_of_autocast(eps):
 # --- gated linear units ---
 
 
-@pytest.mark.parametrize(("family", "parts"), PARTS.items())
-def test_gated_blocks_match_the_formula(family, parts):
+@pytest.mark.parametrize(("family", "parts"), PARTS.items(), ids=PARTS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("other", [False, True])
+def test_gated_blocks_match_the_formula(family, parts, bias, other):
     linear, activation = parts
-    model = build(family)
-    new = F.gated_linear_units(model, generator=torch.Generator().manual_seed(0))
-    found = 0
-    for name, old in model.named_modules():
-        if hasattr(old, linear) and hasattr(old, activation):
-            now, x = new.get_submodule(name), torch.randn(3, 5, WIDTH)
-            gated = getattr(now, linear)
-            opened = getattr(old, activation)(x @ getattr(old, linear).weight.T)
-            assert_close(gated(x), opened * gated.non_gated(x))
-            found += 1
-    assert found == 2
+    model, generator = build(family), seeded()
+    blocks = {
+        name: block
+        for name, block in model.named_modules()
+        if hasattr(block, linear) and hasattr(block, activation)
+    }
+    for block in blocks.values():
+        torch.nn.init.normal_(getattr(block, linear).bias, generator=generator)
+    biases = {"gated_layer_bias": bias, "non_gated_layer_bias": other}
+    new = F.gated_linear_units(model, **biases, generator=generator)
     new(tokens(6))
+
+    assert len(blocks) == 2
+    for name, old in blocks.items():
+        now, x = new.get_submodule(name), torch.randn(3, 5, WIDTH, generator=generator)
+        first, second = getattr(old, linear), getattr(now, linear).non_gated
+        weight = first.weight if family == "gpt2" else first.weight.T
+        opened = getattr(old, activation)(x @ weight + (first.bias if bias else 0.0))
+        gated = opened * linear_of(x, second.weight, second.bias)
+        assert (second.bias is not None) == other
+        assert_close(getattr(now, linear)(x), gated)
+        found = now(x)
+        # The rest of the block is as before.
+        first.register_forward_hook(lambda *_, value=gated: value)
+        getattr(old, activation).register_forward_hook(lambda _, args, output: args[0])
+        assert_close(found, old(x))
+        assert "non_gated" in repr(now)
+
+
+def test_gated_blocks_go_together_with_alibi():
+    model, ids = build("gpt2"), tokens(10)
+    gate, alibi = F.gated_linear_units, partial(F.alibi, max_sequence_length=40)
+    one = alibi(gate(model, generator=seeded()))
+    other = gate(alibi(model), generator=seeded())
+
+    assert torch.equal(one(ids).logits, other(ids).logits)
 
 
 @pytest.mark.parametrize("family", GATED)
@@ -99,7 +131,7 @@ def test_warning_names_blocks_that_are_gated_already(family):
 # --- stochastic depth ---
 
 
-@pytest.mark.parametrize("family", [*GATED, *PARTS])
+@pytest.mark.parametrize("family", [*GATED, "gpt_neox", "xlm-roberta", "distilbert"])
 def test_dropped_layers_return_their_inputs(family):
     model, ids = build(family).train(), tokens(6)
     for module in model.modules():

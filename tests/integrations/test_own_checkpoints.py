@@ -1,8 +1,10 @@
 """Checkpoints of an own loop: what they have, when they are saved, what is kept, and errors."""
 
 import os
+import re
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -43,12 +45,16 @@ def begin(algorithms=ALGORITHMS, model=None, **options):
     return adapt_loop(algorithms, model, optimizer, **options), optimizer
 
 
+def step(t, optimizer, inputs):
+    t.loss(t.model(inputs)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def train(t, optimizer, loader, epochs=2, then=lambda: None):
     for _ in range(t.state.timestamp.epoch, epochs):
         for inputs, _ in t.epoch(loader):
-            t.loss(t.model(inputs)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step(t, optimizer, inputs)
             then()
 
 
@@ -56,31 +62,7 @@ def names(folder):
     return sorted(found.path.name for found in files.find(folder)[0])
 
 
-# --- three lines of a loop
-
-
-def test_three_lines_save_and_resume(tmp_path):
-    def run(stop=None):
-        t, optimizer = begin()
-        resumed = t.resume(tmp_path)
-        for _ in range(t.state.timestamp.epoch, 3):
-            train_epoch = iter(t.epoch(batches()))
-            for i, (inputs, _) in enumerate(train_epoch):
-                if stop is not None and i == stop:
-                    return None
-                t.loss(t.model(inputs)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                t.save(tmp_path)
-        return resumed, weights(t.model)
-
-    assert run(stop=1) is None
-    resumed, ours = run()
-    t, optimizer = begin()
-    train(t, optimizer, batches(), 3)
-
-    assert resumed
-    assert same(ours, weights(t.model))
+# --- save and resume
 
 
 def test_saving_changes_nothing(tmp_path):
@@ -99,33 +81,26 @@ def test_resume_of_an_empty_folder_starts_at_the_beginning(tmp_path):
     assert t.checkpoints.saver.folder == tmp_path / "none"
 
 
-def test_one_checkpoint_is_resumed_from_by_its_path(tmp_path):
+@pytest.mark.parametrize(
+    ("ignored", "saves"), [((), True), ("optimizers", False), (["optimizers"], False)]
+)
+def test_one_checkpoint_is_resumed_from_by_its_path(tmp_path, ignored, saves):
     t, optimizer = begin()
     paths = []
     train(t, optimizer, batches(), then=lambda: paths.append(t.save(tmp_path / "a")))
-    u, _ = begin(save_folder=tmp_path / "b")
+    folder = tmp_path / "b" if saves else None
+    u, other = begin(save_folder=folder)
 
-    assert u.resume(paths[1])
+    assert u.resume(paths[1], load_ignore_keys=ignored)
     assert u.state.timestamp.batch == 2
-    assert u.checkpoints.saver.folder == tmp_path / "b"
-
-
-def test_one_pattern_may_be_a_string(tmp_path):
-    t, optimizer = begin()
-    train(t, optimizer, batches(), 1)
-    path = t.save(tmp_path)
-    u, other = begin()
-
-    assert u.resume(path, load_ignore_keys="optimizers")
-    assert optimizer.state_dict()["state"]
-    assert not other.state_dict()["state"]
+    assert not saves or u.checkpoints.saver.folder == folder
+    assert bool(other.state_dict()["state"]) is not bool(ignored)
 
 
 def test_an_epoch_that_was_left_ends_with_the_save(tmp_path):
     t, optimizer = begin()
     for inputs, _ in t.epoch(batches()):
-        t.loss(t.model(inputs)).backward()
-        optimizer.step()
+        step(t, optimizer, inputs)
         break
     t.save(tmp_path)
     u, _ = begin()
@@ -220,9 +195,7 @@ def test_random_numbers_continue_after_the_last_batch(tmp_path):
         epoch = iter(t.epoch(batches()))
         torch.rand(3)
         for inputs, _ in epoch:
-            t.loss(t.model(inputs)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step(t, optimizer, inputs)
         return torch.rand(3)
 
     torch.manual_seed(1)
@@ -253,24 +226,19 @@ def test_results_are_numbers_of_any_kind(tmp_path, kind):
 
 
 def test_old_checkpoints_are_deleted_and_the_best_is_kept(tmp_path):
-    saver = CheckpointSaver(tmp_path, num_checkpoints_to_keep=1, metric="accuracy")
-    t, optimizer = begin(save_folder=saver)
+    saver = partial(CheckpointSaver, tmp_path, num_checkpoints_to_keep=1, metric="accuracy")
+    t, optimizer = begin(save_folder=saver())
     for epoch, accuracy in enumerate([0.1, 0.7, 0.3, 0.2]):
         train(t, optimizer, batches(), epoch + 1)
         t.save(metrics={"accuracy": accuracy})
 
     assert names(tmp_path) == ["ep2-ba6", "ep4-ba12"]
     assert (t.best.checkpoint.name, t.best.value) == ("ep2-ba6", 0.7)
-    u, _ = begin(save_folder=same_saver(saver), autoresume=True)
+    u, _ = begin(save_folder=saver(), autoresume=True)
     assert (u.best.checkpoint.name, u.best.value) == ("ep2-ba6", 0.7)
     train(u, u.state.optimizers[0], batches(), 5)
     u.save(metrics={"accuracy": 0.1})
     assert names(tmp_path) == ["ep2-ba6", "ep5-ba15"]
-
-
-def same_saver(saver):
-    """Return a new saver with the same arguments."""
-    return CheckpointSaver(saver.folder, num_checkpoints_to_keep=1, metric="accuracy")
 
 
 def test_a_path_saves_every_epoch(tmp_path):
@@ -412,17 +380,23 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path):
 # --- errors
 
 
-def test_a_save_in_the_middle_of_a_batch_is_refused(tmp_path):
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("call", ["t.save(folder)", "t.state_dict()"])
+def test_a_state_within_a_step_or_an_evaluation_is_not_saved(tmp_path, call, number):
     t, optimizer = begin()
-    for inputs, _ in t.epoch(batches()):
+    save = t.state_dict if call == "t.state_dict()" else lambda: t.save(tmp_path)
+    for i, (inputs, _) in enumerate(t.epoch(batches(16), accumulate_batches=number), 1):
         loss = t.loss(t.model(inputs))
-        with pytest.raises(RuntimeError, match=r"t\.save\(folder\) was called in the middle of"):
-            t.save(tmp_path)
+        with pytest.raises(RuntimeError, match=rf"{re.escape(call)} was called in the middle of a"):
+            save()
         loss.backward()
-        optimizer.step()
-        with t.evaluating(), pytest.raises(RuntimeError, match=r"t\.save\(folder\) .* evaluation"):
-            t.save(tmp_path)
-        break
+        with pytest.raises(RuntimeError, match="in the middle of a batch"):
+            save()
+        if i % number == 0:
+            optimizer.step()
+            with t.evaluating(), pytest.raises(RuntimeError, match=f"{re.escape(call)} .* evaluat"):
+                save()
+            optimizer.zero_grad()
 
 
 def test_a_save_without_a_folder_and_a_resume_in_an_epoch_are_refused(tmp_path):
@@ -508,14 +482,6 @@ def test_an_object_that_fails_to_load_leaves_the_others_as_they_were(tmp_path):
     assert other["scaler"].get_scale() == 8.0
 
 
-def test_entries_of_one_checkpoint_are_ignored(tmp_path):
-    t, _ = begin()
-    path = t.save(tmp_path)
-    u, _ = begin()
-
-    assert u.resume(path, load_ignore_keys=["optimizers"])
-
-
 def test_another_loader_within_an_epoch_is_refused(tmp_path):
     t, optimizer = begin()
     train(t, optimizer, batches(), 1, then=lambda: t.save(tmp_path))
@@ -532,9 +498,7 @@ def test_the_position_is_kept_until_an_epoch_begins_with_its_loader(tmp_path):
 
     def train_from(t, optimizer, stop=9):
         for inputs, _ in t.epoch(loader()):
-            t.loss(t.model(inputs)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step(t, optimizer, inputs)
             if t.state.timestamp.batch == stop:
                 t.save(tmp_path)
 
@@ -553,26 +517,20 @@ def test_the_position_is_kept_until_an_epoch_begins_with_its_loader(tmp_path):
 def test_an_error_of_a_background_save_is_raised(tmp_path, ends):
     t, optimizer = begin(save_folder=CheckpointSaver(tmp_path / "a", background=True))
     (tmp_path / "a").mkdir()
-    for inputs, _ in t.epoch(batches()):
-        t.loss(t.model(inputs)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    train(t, optimizer, batches(), 1, then=lambda: shutil.rmtree(tmp_path / "a", True))
     with pytest.raises(CheckpointError, match=r"t\.save\(folder\): .*cannot be written"):
         ends(t, tmp_path / "b")
 
 
-def test_values_that_cannot_be_saved_are_named(tmp_path):
-    t, _ = begin(extra={"path": Path()})
-    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): .*extra/values/path"):
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [({"path": Path()}, ".*extra/values/path"), ({1: 2}, "extra has the name 1")],
+)
+def test_values_that_cannot_be_saved_are_named(tmp_path, extra, text):
+    t, _ = begin(extra=extra)
+    with pytest.raises(UnsavableError, match=rf"t\.save\(folder\): {text}"):
         t.save(tmp_path)
     assert names(tmp_path) == []
-
-
-def test_names_of_own_values_are_strings(tmp_path):
-    t, _ = begin(extra={1: 2})
-    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): extra has the name 1"):
-        t.save(tmp_path)
     with pytest.raises(TypeError, match=r"extra=\[1\] must be a dictionary"):
         begin(extra=[1])
 

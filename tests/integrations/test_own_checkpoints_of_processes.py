@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import saved_loops as loops
-from tests.support.processes import run
+from tests.support.processes import error_of, run
 
 
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
@@ -21,14 +21,14 @@ def test_another_number_of_processes_within_an_epoch_is_refused(tmp_path):
         return run(loops.until_stop, 2, tmp_path, stop, seconds=120)
 
     stops(2)
-    (error,) = run(loops.resume_error, 1, tmp_path, seconds=60)
+    (error,) = run(error_of, 1, loops.train, tmp_path, "DDP", seconds=60)
     assert error.startswith("MismatchError: t.resume(")
     assert "within an epoch by 2 processes" in error
 
 
 def test_an_error_of_rank_0_ends_all_processes(tmp_path):
     (tmp_path / "file").write_text("")
-    first, second = run(loops.outside, 2, tmp_path / "file" / "folder", seconds=60)
+    first, second = run(error_of, 2, loops.outside, tmp_path / "file" / "folder", seconds=60)
     assert "t.save(folder): " in first
     assert second.startswith("ProcessError: rank 0 failed")
 

@@ -1,7 +1,8 @@
-"""The adapter in a loop written by hand: batches, evaluations, states, and what it refuses."""
+"""Adapters in a loop written by hand: batches, evaluations, states, and what they refuse."""
 
 import io
 from contextlib import suppress
+from itertools import islice
 
 import attrs
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event, Key
+from composable import Event
 from composable.algorithms import (
     EMA,
     BlurPool,
@@ -17,10 +18,8 @@ from composable.algorithms import (
     LabelSmoothing,
     MixUp,
     NoOpModel,
-    SelectiveBackprop,
 )
 from composable.core.algorithm import FunctionAlgorithm
-from composable.functional import mixup
 from composable.models import Classifier
 from tests.integrations.loops import PER_BATCH, Run, own_loop, row, trained
 from tests.integrations.table import SGD, SIX, dense_net, image_net
@@ -39,14 +38,17 @@ def begin(algorithms=(), model=None, **options):
     return Run(algorithms).adapter(model, options.pop("optimizer", optimizer), **options), optimizer
 
 
-def steps(t, optimizer, loader, loss=lambda t, batch: t.loss(t.model(batch[0]))):
+def step(t, optimizer, batch, loss=lambda t, batch: t.loss(t.model(batch[0]))):
+    loss(t, batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def steps(t, optimizer, loader, *loss):
     """Train for two epochs with the loop of the page, and stop after each batch."""
     for _ in range(2):
         for batch in t.epoch(loader):
-            loss(t, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            yield
+            yield step(t, optimizer, batch, *loss)
 
 
 def train(*args):
@@ -56,43 +58,17 @@ def train(*args):
 # --- epochs and batches ---
 
 
-def test_epoch_left_by_break_ends_when_the_next_begins():
-    t, optimizer = begin([EMA("1ba")])
-    next(steps(t, optimizer, batches())), next(steps(t, optimizer, batches()))
-
-    assert t.state.timestamp.epoch == 1
-    with t.evaluating():
-        assert t.state.timestamp.batch == 2  # the last batch counts too
-
-
-@pytest.mark.parametrize("loader", [batches(), batches(18)])
-def test_lengths_are_those_of_any_loader(loader):
-    t, optimizer = begin([within := SelectiveBackprop(start=0.2, end=1.0, interrupt=0)])
-
-    train(t, optimizer, loader)
-
-    assert same(weights(t.model), by_trainer(mlp(), loader, algorithms=[within]))
-    assert t.state.timestamp.sample == 2 * sum(len(inputs) for inputs, _ in loader)
-
-
-def test_each_microbatch_has_its_events_and_random_numbers():
-    seen = []
+def test_each_microbatch_has_its_events():
+    events = []
 
     def note(event, state):
-        seen.append((event, state.batch))
+        events.append(event)
         return state
 
-    run = Run([MixUp(), FunctionAlgorithm(note)], accumulate_batches=2, epochs=1)
-    own_loop(run)
+    own_loop(Run([FunctionAlgorithm(note)], accumulate_batches=2, epochs=1))
 
-    events = [event for event, _ in seen]
     assert [events.count(event) for event in PER_BATCH] == [5, 4, 4]
     assert [events.count(e) for e in (Event.BATCH_START, Event.AFTER_TRAIN_BATCH)] == [2, 2]
-    mixed = [batch for event, batch in seen if event is Event.AFTER_FORWARD]
-    for i, (batch, (inputs, targets)) in enumerate(zip(mixed, run.loader(), strict=True)):
-        key = Key(17).fold("batch", 1) if i % 2 else Key(17)
-        expected = mixup(inputs, targets, generator=key.fold("MixUp", i // 2).generator())
-        assert torch.equal(batch[0], expected.inputs)
 
 
 def test_first_batch_of_a_step_decides_what_is_frozen():
@@ -183,21 +159,6 @@ def saved_and_loaded(tree):
     torch.save(tree, file := io.BytesIO())
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_state_is_not_saved_in_a_step_or_an_evaluation(number):
-    t, optimizer = begin([EMA("2ba")])
-    for i, (inputs, _) in enumerate(t.epoch(batches(16), accumulate_batches=number), 1):
-        loss = t.loss(t.model(inputs))
-        loss.backward()
-        with pytest.raises(RuntimeError, match=r"in the middle of a batch"):
-            t.state_dict()
-        if i % number == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    with t.evaluating(), pytest.raises(RuntimeError, match=r"weights of an evaluation"):
-        t.state_dict()
 
 
 def test_saved_state_has_the_seed_and_the_clock_and_does_not_change():
@@ -334,3 +295,138 @@ def test_rejects_gradients_of_the_model_before_surgery(part):
             model(inputs)
         t.loss(t.model(inputs)).backward()
         optimizer.step()
+
+
+# --- several adapters, several iterations, and steps that no epoch sees ---
+
+
+def averaging():
+    return begin([EMA("2ba"), GradientClipping("norm", 0.1)])
+
+
+@pytest.mark.parametrize("way", ["others", "zip"])
+def test_adapters_on_one_loader_train_as_each_alone(way):
+    (t, first), (u, second), (alone, only) = averaging(), averaging(), averaging()
+    for _ in range(2):
+        for batch in alone.epoch(batches()):
+            step(alone, only, batch)
+        if way == "others":
+            for batch in t.epoch(batches(), others=[u]):
+                step(t, first, batch)
+                step(u, second, batch)
+        else:
+            for batch, other in zip(t.epoch(batches()), u.epoch(batches()), strict=False):
+                step(t, first, batch)
+                step(u, second, other)
+        for one in (t, u):
+            assert same(trained(one), trained(alone))
+
+
+def test_another_adapter_steps_in_some_batches_only():
+    (t, first), (u, second) = averaging(), averaging()
+    for i, batch in enumerate(t.epoch(batches(), others=[u])):
+        step(t, first, batch)
+        if i % 2:
+            step(u, second, batch)
+    assert u.state.timestamp.batch == t.state.timestamp.batch == i + 1
+
+
+@pytest.mark.parametrize("when", ["before an epoch", "after an epoch", "after a break"])
+def test_a_step_outside_of_an_epoch_raises(when):
+    t, optimizer = averaging()
+    for batch in t.epoch(batches()) if when != "before an epoch" else ():
+        step(t, optimizer, batch)
+        if when == "after a break":
+            break
+    with pytest.raises(RuntimeError, match=r"outside of t.epoch\(loader\), where .*EMA.* nothing"):
+        optimizer.step()
+
+
+def test_an_adapter_that_is_not_iterated_raises_in_the_step():
+    (t, first), (u, second) = averaging(), averaging()
+    for batch in t.epoch(batches()):
+        step(t, first, batch)
+        u.model(batch[0]).sum().backward()
+        with pytest.raises(RuntimeError, match=r"t.epoch\(loader, others=\[u\]\)"):
+            second.step()
+        break
+
+
+def test_algorithms_that_do_nothing_in_training_allow_any_step():
+    _, optimizer = begin([])
+    optimizer.step()
+
+
+def test_the_state_of_an_optimizer_may_be_initialized_by_a_step_of_length_0():
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    t, optimizer = averaging()
+    get_optimizer_state_dict(t.model, optimizer)
+
+
+def test_the_last_adapter_owns_an_optimizer():
+    t, optimizer = averaging()
+    u, _ = begin([EMA("2ba")], t.model, optimizer=optimizer)
+    for batch in u.epoch(batches()):
+        step(u, optimizer, batch)
+    with pytest.raises(RuntimeError, match=r"the SGD of t was passed to another adapt_loop"):
+        next(t.epoch(batches()))
+
+
+def test_an_algorithm_may_replace_the_optimizer_when_an_epoch_starts():
+    other = []
+
+    def replace(event, state):
+        if event is not Event.EPOCH_START:
+            return state
+        other.append(torch.optim.SGD(state.model.parameters(), lr=0.1))
+        return state.evolve(optimizers=(other[-1],))
+
+    t, _ = begin([replace])
+    for _ in range(2):
+        for batch in t.epoch(batches()):
+            step(t, other[-1], batch)
+    assert t.state.timestamp.epoch == 2
+
+
+def test_an_epoch_that_is_started_during_another_ends_it():
+    t, _ = averaging()
+    with pytest.raises(RuntimeError, match="was called during this iteration"):
+        list(islice(zip(t.epoch(batches()), t.epoch(batches()), strict=False), 2))
+
+
+def test_a_state_that_is_loaded_during_an_epoch_ends_it():
+    t, optimizer = averaging()
+    saved = t.state_dict()
+    epoch = t.epoch(batches())
+    step(t, optimizer, next(epoch))
+    t.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="was called during this iteration"):
+        next(epoch)
+    assert t.state.timestamp.batch == 0
+
+
+def test_an_iteration_that_is_closed_late_changes_nothing():
+    t, optimizer = averaging()
+    late = t.epoch(batches())
+    next(late)
+    batch = next(epoch := t.epoch(batches()))
+    late.close()
+    step(t, optimizer, batch)
+    next(epoch)
+    assert t.state.timestamp.batch == 1
+
+
+def test_another_adapter_cannot_change_the_batch():
+    (t, _), (u, _) = averaging(), begin([MixUp()])
+    with pytest.raises(RuntimeError, match=r"in others= \(MixUp\) changes the batch"):
+        next(t.epoch(batches(), others=[u]))
+
+
+def test_adapters_at_different_batches_are_refused():
+    (t, first), (u, _) = averaging(), averaging()
+    for batch in t.epoch(batches()):
+        step(t, first, batch)
+        break
+    with pytest.raises(ValueError, match="at batch 0 of its epoch, and t is at batch 1"):
+        next(t.epoch(batches(), others=[u]))

@@ -103,24 +103,6 @@ def test_an_ensemble_of_models_of_transformers_averages_over_the_classes_of_pixe
     assert_close(found, model(images).logits.log_softmax(1))
 
 
-@pytest.mark.parametrize(
-    ("members", "options", "error", "words"),
-    [
-        ([], {}, ValueError, "at least one model"),
-        (nn.Linear(1, 1), {}, TypeError, "members must be a list of modules"),
-        ([nn.Linear(1, 1), 3], {}, TypeError, r"members\[1\]"),
-        ([linear(), linear()], {"weights": [1.0]}, ValueError, "one number for each of the 2"),
-        ([linear(), linear()], {"weights": [0.0, 0.0]}, ValueError, "not all 0"),
-        ([linear(), linear()], {"weights": [-1.0, 2.0]}, ValueError, "0 or more"),
-        ([linear(), linear()], {"weights": "ab"}, TypeError, "weights='ab' must be a list"),
-        ([linear()], {"class_dim": 2}, ValueError, "class_dim=2 must be 1"),
-    ],
-)
-def test_what_is_no_ensemble_is_refused(members, options, error, words):
-    with pytest.raises(error, match=words):
-        Ensemble(members, **options)
-
-
 def test_models_with_different_outputs_are_refused():
     ensemble = Ensemble([nn.Linear(4, 3), nn.Linear(4, 2)])
 

@@ -37,11 +37,6 @@ def test_metrics_of_the_adapter_take_logits_and_labels():
     assert trainer.eval([batch])["eval"]["accuracy"] == pytest.approx(expected)
 
 
-def test_rejects_a_model_that_is_no_module():
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
-        HuggingFaceModel("bert-base-uncased")
-
-
 def test_loss_without_labels_is_an_error():
     head = HEADS["causal"]
     batch = {"input_ids": torch.ones(2, 3, dtype=torch.long)}

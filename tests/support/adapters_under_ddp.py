@@ -61,7 +61,7 @@ def divided(name: str = "") -> DataLoader[Any]:
 def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
     """Train with each of the algorithms, and return what each training leaves."""
     warnings.simplefilter("ignore")
-    connect(torchrun=True)
+    connect()
 
     def run(name: str) -> Run:  # no library divides the loaders of some loops
         parts = {"batches": partial(divided, name)} if loop in INTERLEAVED else {}
@@ -73,7 +73,7 @@ def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
 def continued(loop: str, folder: Path) -> list[Any]:
     """Train to the third of four steps, and then from the checkpoint; return both outcomes."""
     warnings.simplefilter("ignore")
-    connect(torchrun=True)
+    connect()
     parts = {"batches": divided} if loop in INTERLEAVED else {}
     run = of_row(SIX, processes=SIZE, **parts)
     part = lightning_part if loop == "Lightning, mixin" else huggingface_part

@@ -75,6 +75,15 @@ def tokens(length: int = 20, batch: int = 2) -> Tensor:
     return torch.randint(1, WORDS, (batch, length), generator=generator)
 
 
+def mask_of(padding: str | None, length: int = 20) -> Tensor | None:
+    """Return a mask of two texts, of which the second one is padded on the left or right."""
+    if padding is None:
+        return None
+    mask = torch.ones(2, length, dtype=torch.long)
+    mask[1, slice(None, 4) if padding == "left" else slice(-4, None)] = 0
+    return mask
+
+
 def cached(outputs: Any) -> dict[str, Any]:
     """Return the cache in the outputs of a model, as the argument of the next call.
 

@@ -103,7 +103,7 @@ def joined(sizes: list[list[int]], count: int, seed: int) -> list[Any]:
 
 def in_library(loop: str, names: list[str]) -> dict[str, Any]:
     """Train in this process with each of some losses, in a loop of a library."""
-    connect(torchrun=True)
+    connect()
     data = TensorDataset(*examples(24))
     own: Any = DistributedSampler(data, shuffle=False) if "Lightning" in loop else None
     loader = partial(DataLoader, data, 3, sampler=own)

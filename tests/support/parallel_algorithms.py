@@ -60,12 +60,12 @@ def _train(case: AlgorithmCase, parallel: Any) -> dict[str, Any]:
         parallel=parallel,
     )
     left = left_by(trainer.fit())
-    whole = {name: dtensors.whole(tensor) for name, tensor in left["weights"].items()}
+    weights = {name: dtensors.whole(tensor) for name, tensor in left["weights"].items()}
     return {
-        "bits": digest({"weights": whole, "memory": left["memory"], "averages": left["averages"]})
+        "bits": digest({"weights": weights, "memory": left["memory"], "averages": left["averages"]})
         if getattr(parallel, "exact", False)
         else "",
         "loss": left["metrics"]["eval"]["loss"],
-        "norm": float(sum(t.double().square().sum() for t in whole.values())),
+        "norm": float(sum(t.double().square().sum() for t in weights.values())),
         "counts": left["counts"],
     }

@@ -273,6 +273,11 @@ def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, ignore_index=-100)
 
 
+def sizes_of(model: nn.Module) -> list[float]:
+    """Return the sums of the absolute values of the parameters."""
+    return [float(whole(one).detach().double().abs().sum()) for one in model.parameters()]
+
+
 def digest(tree: Any) -> str:
     """Return a hash of all tensors of a tree."""
     found = hashlib.sha256()
@@ -361,7 +366,7 @@ def fit(
         "ended": ended,
         "losses": log.series("loss/train") if processes.is_main else [],
         "weights": digest(dict(state.model.state_dict())),
-        "size": size_of(state.model),
+        "size": sum(sizes_of(state.model)),
         "memory": digest([state.memory, state.averages]),
         "metrics": {name: dict(values) for name, values in state.metrics.items()},
         "batch": state.timestamp.batch,

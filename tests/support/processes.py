@@ -80,6 +80,26 @@ def attempt(
         group.end()
 
 
+def error_of(function: Callable[..., Any], *args: Any) -> str:
+    """Call a function that fails in each process, but leaves the group, and return the error."""
+    try:
+        function(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError(f"{function} has not failed")
+
+
+def connect() -> None:
+    """Connect the processes of `run` as `torchrun` and a script would, unless they are."""
+    import torch.distributed as dist
+
+    # The other variables that `torchrun` sets, by which Lightning recognizes it.
+    size = os.environ["WORLD_SIZE"]
+    os.environ.update(LOCAL_WORLD_SIZE=size, GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
 def by_options(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function whose options are the last of the arguments, as those of `run` are."""
     return function(*args[:-1], **args[-1])
@@ -141,17 +161,6 @@ _groups: dict[int, _Group] = {}
 def _end_groups() -> None:
     for group in _groups.values():
         group.end()
-
-
-def connect(*, torchrun: bool = False) -> None:
-    """Connect the processes, unless they are, with all variables of `torchrun` or without."""
-    import torch.distributed as dist
-
-    if torchrun:  # by which Lightning recognizes it
-        own = {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "GROUP_RANK": "0"}
-        os.environ.update(own, TORCHELASTIC_RUN_ID="test")
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
 
 
 def is_alive(pid: int) -> bool:

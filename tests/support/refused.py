@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 import composable.functional as F
 from composable import Clock, Evaluator
-from composable.metrics import OfAll
+from composable.metrics import OfAll, token_accuracy
 from composable.optim import (
     AdamWScheduleFree,
     MultiOptimizer,
@@ -45,6 +45,7 @@ Row = tuple[str, str, Sequence[Any], str]
 FLAG, TIME, MODE, LIST = "True or False", "greater than 0", "'min', 'max' or None", "a list of "
 ABOVE, AT_LEAST_0, AT_LEAST_1 = "greater than 0|above 0", "at least 0", "at least 1"
 NO_SIZE, NO_NUMBER = (0, -1, 1.5, True), ("1ep", True, None, torch.tensor(1.0), nan)
+PAIR_OF_MODELS = [nn.Linear(1, 1), nn.Linear(1, 1)]
 WEIGHT, MATRIX = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 2))
 METRIC, COLLECTION = OfAll(torch.add), MetricCollection([MulticlassF1Score(3)])
 
@@ -224,6 +225,8 @@ ROWS: Sequence[Row] = [
     ("Detector", "module", [None], ""),
     ("lora_config", "rank", [0], ""),
     ("lora_config", "alpha", [0], ""),
+    ("HuggingFaceModel", "model", ["bert-base-uncased"], r"a torch\.nn\.Module"),
+    ("OfLoss", "function", [2.0], "a function of the mean loss"),
     # batches
     *(
         ("BatchSpec", key, [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), ()],
@@ -419,6 +422,14 @@ TOGETHER: Sequence[tuple[str, Mapping[str, Any], str]] = [
     ("muon_groups", {"model": Tied(), "matrices": ["head.weight"]}, "tied to 'head.weight'"),
     ("muon_groups", {"others": ["*"]}, "matrices and others both contain '0.weight': pass it in"),
     ("ExportForInference", {"path": "a.pt"}, r"path='.pt' must be one of \['.pt2', '.onnx'\]"),
+    ("Ensemble", {"members": []}, "at least one model"),
+    ("Ensemble", {"members": nn.Linear(1, 1)}, "members must be a list of modules"),
+    ("Ensemble", {"members": [nn.Linear(1, 1), 3]}, r"members\[1\]"),
+    ("Ensemble", {"members": PAIR_OF_MODELS, "weights": [1.0]}, "one number for each of the 2"),
+    ("Ensemble", {"members": PAIR_OF_MODELS, "weights": [0.0, 0.0]}, "not all 0"),
+    ("Ensemble", {"members": PAIR_OF_MODELS, "weights": [-1.0, 2.0]}, "0 or more"),
+    ("Ensemble", {"members": PAIR_OF_MODELS, "weights": "ab"}, "weights='ab' must be a list"),
+    ("Ensemble", {"members": PAIR_OF_MODELS, "class_dim": 2}, "class_dim=2 must be 1"),
     ("find_lr", {"batches": []}, "batches: the loader returned no batch; check"),
     ("find_lr", {"min_lr": 1.0, "max_lr": 0.1}, "min_lr=1.0 .*max_lr=0.1"),
     ("with_ema_nesterov", {"start": 3, "end": 2}, "start=3 must be at most end=2"),
@@ -497,6 +508,8 @@ OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (partial(F.alternating_flip, epoch=0), (X, Y[:3]), "and indices and draw"),
     (partial(F.paired_augment, epoch=0), (X, Y[:3], torch.add), r"and indices \[batch\], not"),
     (F.apply_augmix, (X, None), "draw must be an AugMixDraw, not None; draw_augmix returns one"),
+    # metrics
+    (partial(token_accuracy, shift=True), (torch.eye(2), torch.arange(2)), "for shift=True"),
     # images
     (F.randaugment, (torch.zeros(40, 2, 5, 6),), GREY_OR_RGB + '.*augmentations="safe"'),
     (F.augmix, (torch.zeros(40, 2, 5, 6),), GREY_OR_RGB + '.*augmentations="safe"'),
