@@ -301,10 +301,11 @@ def _is_number(value: Any) -> bool:
 def _place(state: State) -> str:
     """Return the epoch in progress, from 1, and the batch where the length of epochs is unknown."""
     whole, now = _whole(state), state.timestamp
-    epoch = now.epoch + 1
+    ended = now.batch > 0 == now.batch_in_epoch and _done(state) >= _total(state)[0]
+    epoch = now.epoch + (not ended)
     if whole.unit is not TimeUnit.EPOCH:
         return f"epoch {epoch}"
-    shown = f"epoch {min(epoch, int(whole.value))}/{whole.value}"
+    shown = f"epoch {epoch}/{whole.value}"
     return shown if state.epoch_length is not None else f"{shown}, batch {now.batch}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from composable._support.checks import check_range
+from composable._support.checks import check_count, check_order, check_range
 from composable.algorithms import (
     Alibi,
     GradientClipping,
@@ -66,6 +66,8 @@ def small_gpt(
         >>> small_gpt(max_sequence_length=1024).algorithms[0]
         Alibi(max_sequence_length=1024, train_sequence_length_scaling=1.0)
     """
+    check_count("max_sequence_length", max_sequence_length, 1)
+    check_count("sequence_length", sequence_length, 1)
     positions = Alibi(max_sequence_length, train_sequence_length_scaling=1.0)
     short = SeqLengthWarmup(
         duration=0.0, min_seq_length=sequence_length, max_seq_length=sequence_length
@@ -123,6 +125,12 @@ def small_gpt_rotary(
         >>> [type(one).__name__ for one in small_gpt_rotary().algorithms]
         ['Rotary', 'SeqLengthWarmup', 'GradientClipping']
     """
+    check_range("length_warmup", length_warmup, 0, 1)
+    check_count("min_sequence_length", min_sequence_length, 1)
+    check_count("max_sequence_length", max_sequence_length, 1)
+    check_order(
+        "min_sequence_length", min_sequence_length, "max_sequence_length", max_sequence_length
+    )
     lengths = SeqLengthWarmup(
         duration=length_warmup,
         min_seq_length=min_sequence_length,

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
+from torch import Tensor
 
 from composable.core.algorithm import Algorithm
 
 
 def _as_tuple(algorithms: Any) -> tuple[Algorithm, ...]:
-    if isinstance(algorithms, (str, bytes, Mapping)) or not isinstance(algorithms, Iterable):
+    other = isinstance(algorithms, (str, bytes, Mapping, Tensor))
+    if other or not isinstance(algorithms, Iterable):
         raise TypeError(f"algorithms={algorithms!r} must be a list of algorithms, such as [EMA()].")
     return tuple(algorithms)
 

@@ -250,9 +250,13 @@ class CheckpointManager:
                 self._thread = None
 
     def state_dict(self) -> ManagerState:
-        """Return the names of the kept checkpoints and the best one."""
+        """Return the names of the kept checkpoints and the best one.
+
+        What is not yet deleted from the store is among them: another machine deletes it then.
+        """
+        dropped = [] if self._remote is None else self._remote.dropped()
         return {
-            "kept": list(self._kept),
+            "kept": [*(name for name in dropped if name not in self._kept), *self._kept],
             "batch": self._batch,
             "best": self.best,
             "measured": self.measured,

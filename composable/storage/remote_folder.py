@@ -392,6 +392,10 @@ class RemoteFolder:
         """Delete a checkpoint of a run, here and in the store, after newer ones are complete."""
         self._dropped[name] = run
 
+    def dropped(self) -> list[str]:
+        """Return the names of the checkpoints that are to be deleted, and are not yet."""
+        return list(self._dropped)
+
     def put_part(self, folder: str, file: str, content: Callable[[Write], object]) -> FileRecord:
         """Write a file of a checkpoint to the store, as this machine does not have its folder.
 

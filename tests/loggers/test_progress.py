@@ -71,6 +71,7 @@ def test_epoch_in_progress_is_shown():
     [
         ({"max_duration": "4ba"}, r"epoch 2: 100%\|.*\| 4/4 ba"),
         ({"max_duration": "20sp"}, r"epoch 2: 100%\|.*\| 20/20 sp"),
+        ({"max_duration": "24sp"}, r"epoch 2: 100%\|.*\| 24/24 sp"),  # and no third one
         ({"loader": stream(12)}, r"epoch 2/2, batch 6: 100%\|.*\| 2/2 ep"),
     ],
 )

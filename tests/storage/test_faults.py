@@ -1,5 +1,6 @@
 """Object stores and machines that fail: nothing that was saved is lost, and errors name the URL."""
 
+import threading
 import time
 from contextlib import suppress
 from itertools import cycle
@@ -39,6 +40,39 @@ def test_a_machine_may_vanish_at_every_write(number, keep, server, whole, monkey
         assert saved(server) == ([9] if keep else [2, 4, 6, 8, 9])
     steps = server.files.cat_file(f"{BUCKET}/run/steps.jsonl").splitlines()
     assert len(steps) == len(set(steps)) == 9
+
+
+def test_a_checkpoint_that_a_lost_machine_had_to_delete_is_deleted(
+    server, whole, monkeypatch, tmp_path
+):
+    """Its uploads are slow: others are replaced before their turn."""
+    ahead, lost = threading.Event(), threading.Event()
+
+    def fault(method, path):
+        if "ba2/" in path and method in WRITES:
+            ahead.wait(60)
+        if lost.is_set():
+            return 403, "AccessDenied"
+        if "ba8/manifest" in path and method in WRITES:
+            lost.set()
+        return None
+
+    def watch(event, state, logger):
+        if event.value == "batch_start" and state.timestamp.batch == 8:
+            ahead.set()
+            lost.wait(60)
+
+    server.fault = fault
+    keep = {"save_num_checkpoints_to_keep": 1}
+    with suppress(UnwritableCheckpointError):
+        run(URL, callbacks=[watch], **keep).fit()
+    server.work()
+    assert saved(server) == [2, 8]
+    machine(monkeypatch, tmp_path / "machine-2")
+    trainer = run(URL, **keep)
+    trainer.fit()
+    assert same(trainer, whole)
+    assert saved(server) == [9]
 
 
 FAULTS = {

@@ -34,7 +34,7 @@ PACKAGES = (
     *("composable.losses.mean", "composable.core.time", "composable.data", "composable.functional"),
     *("composable.algorithms", "composable.integrations", "composable.loggers"),
     *("composable.metrics", "composable.models", "composable.optim", "composable.plan"),
-    *("composable.report", "composable.runs"),
+    *("composable.recipes", "composable.report", "composable.runs"),
     *("composable.testing", "composable.utils.reproducibility"),
 )
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -459,6 +459,7 @@ OTHERS: list[Any] = [
     (method(lambda: metrics.perplexity, "__call__"), given(loss=torch.tensor(1.0))),
     (composable.models.AuxiliaryLoss, given(loss_fn=cross_entropy, weight=0.4)),
     (composable.models.Ensemble, given(members=Fresh(lambda: [models.mlp()]))),
+    (composable.recipes.lora, given(full_lr=1e-4)),
     (composable.models.lora_config, given(rank=2, alpha=4), ModuleNotFoundError),
     (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
     (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
