@@ -106,7 +106,7 @@ def test_an_algorithm_with_its_neutral_setting_changes_no_weight(problem, algori
 
 
 SWITCHES = [(case, problem) for case in ALGORITHMS for problem in PROBLEMS if case.acts_on(problem)]
-COMPILE = {"backend": "aot_eager"}  # what freezes a flag is the trace, not the code
+COMPILE = {"backend": "eager"}  # what freezes a flag is the trace, not the code
 
 
 def verdict(case, problem, options):
