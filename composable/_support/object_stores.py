@@ -72,7 +72,8 @@ class ObjectStore:
         """Whether missing permissions and buckets are waited for: credentials are renewed."""
         self.url, self.root = url.rstrip("/"), str(root).rstrip("/")
         if not self.root or (scheme in _EXTRAS and "/" not in self.root):
-            raise PathError(f"{name}={url!r} is a bucket; name a folder in it: {self.url}/run.")
+            place = self.url if self.root else f"{scheme}://bucket"
+            raise PathError(f"{name}={url!r} names no folder; add one, as in {place}/run.")
 
     def __str__(self) -> str:
         return self.url
