@@ -46,10 +46,11 @@ def test_a_checkpoint_that_a_lost_machine_had_to_delete_is_deleted(
     server, whole, monkeypatch, tmp_path
 ):
     """Its uploads are slow: others are replaced before their turn."""
-    ahead, lost = threading.Event(), threading.Event()
+    begun, ahead, lost = threading.Event(), threading.Event(), threading.Event()
 
     def fault(method, path):
         if "ba2/" in path and method in WRITES:
+            begun.set()
             ahead.wait(60)
         if lost.is_set():
             return 403, "AccessDenied"
@@ -58,7 +59,11 @@ def test_a_checkpoint_that_a_lost_machine_had_to_delete_is_deleted(
         return None
 
     def watch(event, state, logger):
-        if event.value == "batch_start" and state.timestamp.batch == 8:
+        if event.value != "batch_start":
+            return
+        if state.timestamp.batch == 2:
+            begun.wait(60)  # otherwise the upload may find the next one too
+        if state.timestamp.batch == 8:
             ahead.set()
             lost.wait(60)
 
