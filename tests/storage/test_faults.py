@@ -42,6 +42,7 @@ def test_a_machine_may_vanish_at_every_write(number, keep, server, whole, monkey
     assert len(steps) == len(set(steps)) == 9
 
 
+@pytest.mark.filterwarnings("ignore:CheckpointSaver could not be closed")
 def test_a_checkpoint_that_a_lost_machine_had_to_delete_is_deleted(
     server, whole, monkeypatch, tmp_path
 ):
