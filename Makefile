@@ -166,7 +166,8 @@ vision:
 TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
 newest lowest: %: $(VENV)-%.txt
 	rm -f $(VENV)-$@/.ready
-	$(MAKE) foreign RUN=$@ VENV=$(VENV)-$@ CONSTRAINTS='-c $(VENV)-$@.txt $(UPGRADE)'
+	$(MAKE) foreign RUN=$@ VENV=$(VENV)-$@ CONSTRAINTS='-c $(VENV)-$@.txt $(UPGRADE)' \
+	    $(if $(UPGRADE),UV=false)
 newest: UPGRADE = --upgrade --upgrade-strategy eager
 once: $(VENV)-uv/bin/uv
 	echo 'torch==$(TORCH)' > $(VENV)-uv/constraints.txt
@@ -234,15 +235,24 @@ clean:
 
 INPUTS = $(VENV)/.made-with pyproject.toml constraints.txt composable/_version.py
 
-# Everything includes what the demo needs. Of its many modules a few are imported: Python compiles
-# these when they are, and pip would take a minute for all.
+# pip installs PyTorch, since its settings may name a build, and uv the rest, in a quarter of pip's
+# time. Where uv can't, because the index is in pip's settings, pip does. Neither compiles: of many
+# modules a few are imported, and Python compiles these when they are.
+UV = $(BIN)/uv
+define install
+	$(PIP) install --no-compile $(CONSTRAINTS) torch uv
+	$(UV) pip install $(if $(MAKE_TERMOUT),,--quiet) --python $(BIN)/python $(CONSTRAINTS) $(1) || \
+	    $(PIP) install --no-compile $(CONSTRAINTS) $(1)
+	@touch $@
+endef
+
+# Everything includes what the demo needs.
 $(VENV)/.ready: $(INPUTS)
-	$(PIP) install --no-compile $(CONSTRAINTS) -e '.[all]' --group dev
-	@touch $@ $(VENV)/.ready-demo
+	$(call install,-e '.[all]' --group dev)
+	@touch $(VENV)/.ready-demo
 
 $(VENV)/.ready-demo: $(INPUTS)
-	$(PIP) install $(CONSTRAINTS) -e '.[demo]'
-	@touch $@
+	$(call install,-e '.[demo]')
 
 # Recreated if the version of Python or the constraints differ from those recorded in the file.
 $(VENV)/.made-with: FORCE
