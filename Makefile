@@ -35,8 +35,8 @@ VENV ?= .venv
 CONSTRAINTS ?= -c constraints.txt
 
 # One after the other, beside the workers of the tests, which include `package`: processes that
-# wait for others leave the cores idle.
-CHECKS = format lint imports words types docs shapes simgpu
+# wait for others leave the cores idle. `shapes` reads what Numba has compiled for `tests`.
+CHECKS = format lint imports words types docs simgpu shapes
 ALL = $(CHECKS) tests package
 
 BIN = $(VENV)/bin
@@ -103,7 +103,7 @@ package:
 	$(PYTEST) tests/project/test_package.py
 # Three workers, since tests that wait for processes would leave a core of two idle. worksteal: a
 # part of the tests for each worker, in order, so that the tests of a file share fixtures.
-tests:
+tests: $(VENV)/.compiled
 	$(PYTEST) -n 3 --dist worksteal --durations=10 --ignore=tests/functional
 
 # ------------------------------------------------------------------------------------------------
@@ -253,6 +253,11 @@ $(VENV)/.ready: $(INPUTS)
 
 $(VENV)/.ready-demo: $(INPUTS)
 	$(call install,-e '.[demo]')
+
+# In a new environment each worker of pytest would compile all that the tests import.
+$(VENV)/.compiled: $(VENV)/.ready
+	-@$(PYTEST) --collect-only --ignore=tests/functional > /dev/null
+	@touch $@
 
 # Recreated if the version of Python or the constraints differ from those recorded in the file.
 $(VENV)/.made-with: FORCE
