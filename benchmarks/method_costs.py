@@ -85,21 +85,24 @@ def scoring(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
     return torch.no_grad()(lambda: model(images))
 
 
-def take_turns(candidates: Candidates, *, rounds: int) -> dict[str, list[float]]:
-    """Measure the CPU seconds of a call of each candidate, once per round."""
+def take_turns(
+    candidates: Candidates, *, rounds: int, clock: Callable[[], float] = time.thread_time
+) -> dict[str, list[float]]:
+    """Measure the seconds of a call of each candidate, once per round."""
     calls = {}
     for name, candidate in candidates.items():
-        candidate()  # the first call of some torch functions takes longer
-        started = time.thread_time()
-        candidate()
-        calls[name] = max(1, int(0.005 / (time.thread_time() - started + 1e-9)))
+        for _ in range(3):  # the first calls of some torch functions take longer
+            started = clock()
+            candidate()
+        calls[name] = max(1, int(0.005 / (clock() - started + 1e-9)))
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, candidate in candidates.items():
-            started = time.thread_time()
+            candidate()  # the candidate before has filled the caches
+            started = clock()
             for _ in range(calls[name]):
                 candidate()
-            times[name].append((time.thread_time() - started) / calls[name])
+            times[name].append((clock() - started) / calls[name])
     return times
 
 

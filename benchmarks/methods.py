@@ -22,12 +22,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import isfinite
 from types import MappingProxyType, ModuleType
 from typing import NamedTuple
 
 import torch
 from augmentations import against_pillow, image_by_image, on_tensors
-from method_costs import gpt2, network
+from method_costs import gpt2, network, take_turns
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
@@ -100,6 +101,22 @@ def nbytes(tensors: list[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def mixup_by_hand(x: Tensor, y: Tensor, generator: torch.Generator, alpha: float = 0.2) -> object:
+    """Do the operations of `F.mixup` in the same order, without checks."""
+    order = torch.randperm(len(x), generator=generator).to(x.device)
+    shape = torch.full((2,), alpha + 1, dtype=torch.float64)
+    first, second = torch._standard_gamma(shape, generator=generator).log().unbind()
+    uniform = torch.rand(2, generator=generator, dtype=torch.float64)
+    low, high = torch.log1p(-uniform).unbind()
+    share = (first - second + (low - high) / alpha).sigmoid()
+    share = torch.maximum(share, torch.rsub(share, 1))
+    other, weight = x.index_select(0, order), share.to(x)
+    mixed = torch.lerp(other, x, weight, out=other)
+    if x.device.type != "cpu" or not isfinite(mixed.sum()):
+        mixed = torch.where(mixed.isnan(), x, mixed)
+    return mixed, y, y.index_select(0, order), weight
+
+
 def mixup(device: str) -> Iterator[Case]:
     for size in SIZES:
         x, y, name = images_of(size, device)
@@ -109,6 +126,9 @@ def mixup(device: str) -> Iterator[Case]:
             lambda x=x, y=y, g=g: F.mixup(x, y, generator=g),
             {"composer mixup_batch": lambda x=x, y=y: lambda: composer.mixup_batch(x, y)},
             {
+                "torch: the operations of mixup by hand": lambda x=x, y=y, g=g: partial(
+                    mixup_by_hand, x, y, g
+                ),
                 "torch 0.7 * x + 0.3 * x[perm], no draw": lambda x=x: partial(
                     lambda x, p: 0.7 * x + 0.3 * x[p], x, torch.randperm(len(x), device=x.device)
                 ),
@@ -631,24 +651,6 @@ METHODS = {
 }
 
 
-def take_turns(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict:
-    """Measure the seconds of a call of each candidate, once per round."""
-    calls = {}
-    for name, run in runs.items():
-        run()  # the first call of many a torch function takes longer
-        started = clock()
-        run()
-        calls[name] = max(1, int(0.005 / (clock() - started + 1e-9)))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            started = clock()
-            for _ in range(calls[name]):
-                run()
-            times[name].append((clock() - started) / calls[name])
-    return times
-
-
 def print_table(case: Case, times: dict[str, list[float]], peers: list[str]) -> str:
     """Milliseconds, and times ours; and one line of it for the summary."""
 
@@ -681,7 +683,7 @@ def measure(case: Case, rounds: int, clock: Callable[[], float]) -> str:
     runs = {"composable": case.ours, **peers, **others}
     if case.like is not None:
         runs[COPY] = partial(torch.empty_like(case.like).copy_, case.like)
-    return print_table(case, take_turns(runs, rounds, clock), list(peers))
+    return print_table(case, take_turns(runs, rounds=rounds, clock=clock), list(peers))
 
 
 def main() -> None:
