@@ -290,11 +290,6 @@ def digest(tree: Any) -> str:
     return found.hexdigest()[:16]
 
 
-def size_of(model: nn.Module) -> float:
-    """Return the sum of the absolute values of the parameters."""
-    return sum(float(whole(one).detach().double().abs().sum()) for one in model.parameters())
-
-
 def _plain(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: _plain(value) for key, value in sorted(tree.items())}
