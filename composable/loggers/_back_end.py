@@ -16,6 +16,7 @@ import attrs
 from torch import Tensor
 
 from composable._support.checks import check_count
+from composable._support.extras import needs
 from composable._support.warn import warn_user
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Logger, Rows, UnsupportedLogError, to_numbers
@@ -84,11 +85,9 @@ class BackEndLogger(LoggerDestination):
 
     def __init__(self, *, flush_interval: int = 100) -> None:
         check_count("flush_interval", flush_interval, 1)
-        if self.package and not is_installed(self.package):
-            raise ModuleNotFoundError(
-                f"{type(self).__name__} requires the package {self.package}, which is not "
-                f'installed: pip install "composable[{self.extra}]".'
-            )
+        with needs(type(self).__name__, self.extra):
+            if self.package and not is_installed(self.package):
+                raise ModuleNotFoundError(name=self.package)
         self.flush_interval = flush_interval
         self._queue: list[tuple[_Write, _Record]] = []
         self._is_open = self._has_warned = False
