@@ -153,6 +153,7 @@ def test_names_with_labels(monitor):
 
 
 @every_watcher
+@pytest.mark.parametrize("mode", ["max", None])
 @pytest.mark.parametrize(
     ("name", "full"),
     [
@@ -162,10 +163,10 @@ def test_names_with_labels(monitor):
         ("tset/loss", "tset/loss"),
     ],
 )
-def test_name_that_no_result_has_is_an_error_before_training(watcher, name, full, tmp_path):
+def test_name_that_no_result_has_is_an_error_before_training(watcher, name, full, mode, tmp_path):
     said = f"{watcher[0]}='({full}|{name})' must be a result .*: one of .*'metrics/eval/loss'"
     with pytest.raises(ValueError, match=said):
-        evaluated(watcher, name, "max", tmp_path)
+        evaluated(watcher, name, mode, tmp_path)
 
 
 @every_watcher
@@ -252,15 +253,6 @@ def test_best_checkpoint_is_in_the_manifest(tmp_path, name, best):
         "checkpoint": best,
         "value": 0.25 if name == "error" else 0.75,
     }
-
-
-def test_lowest_loss_is_best(tmp_path):
-    assert kept(tmp_path, save_best="eval/loss")["ep3-ba9"]["mode"] == "min"
-
-
-def test_best_result_needs_an_evaluator(tmp_path):
-    with pytest.raises(ValueError, match=r"save_best='eval/loss' must be .*pass an eval_da"):
-        make_trainer(save_folder=tmp_path, save_best="loss")
 
 
 # --- a batch that is saved twice counts once among the checkpoints to keep

@@ -12,7 +12,6 @@ from composable.core.logger import Logger
 from composable.loggers import CSVLogger
 from composable.plan.dispatch import Dispatcher
 from tests.support.models import linear
-from tests.support.runs import make_trainer
 
 
 def dispatcher(*callbacks):
@@ -64,15 +63,6 @@ def test_data_that_is_named_like_an_event_is_left_alone(data):
         watcher.run_event(event, State(linear()), Logger())
 
     assert watcher.seen == ["fit_start", "batch_start", "batch_start", "fit_start"]
-
-
-def test_another_name_of_an_event_is_refused_with_its_name():
-    class Other(Callback):
-        def training_start(self, state, logger):
-            """Is never called."""
-
-    with pytest.raises(TypeError, match=r"training_start is never called.*define fit_start"):
-        make_trainer(callbacks=[Other()])
 
 
 def test_run_event_switches_the_methods_off():

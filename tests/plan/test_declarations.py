@@ -115,3 +115,29 @@ def test_a_circle_is_told_from_one_to_the_next():
     told = str(e.value).split("cyclic: ")[1].split(". ")[0].split(" before ")
     assert told[0] == told[-1]
     assert " ".join(told) in "Ada Bob Cid Ada Bob Cid"
+
+
+# --- an `__init__` of its own is refused where the algorithm is defined ---
+
+
+def test_own_init_is_refused_with_the_cure():
+    with pytest.raises(TypeError, match=r"Mine defines __init__, .* @attrs.frozen"):
+
+        class Mine(Algorithm):
+            def __init__(self, factor):
+                self.factor = factor
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_fields_are_fine(slots):
+    @attrs.frozen(slots=slots)
+    class Mine(Algorithm):
+        factor: float = 0.5
+
+        def apply(self, event, state):
+            return state
+
+    class Child(Mine):
+        pass
+
+    assert (Child(2.0).factor, Child(2.0).name) == (2.0, "Child")

@@ -27,6 +27,7 @@ WAYS = [
     ("name", "function", "hint"),
     [
         ("batch_ends", lambda self, state, logger: None, r"; define batch_end\(self, state"),
+        ("training_start", lambda self, state, logger: None, r"; define fit_start\("),
         ("epoch_ended", lambda self, *given: None, r"; define epoch_end\("),
         ("on_batch_end", lambda self: None, r"; define batch_end\("),
         ("after_optimiser_step", lambda self, state, logger: None, r"define after_optimizer_step"),

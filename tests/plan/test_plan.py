@@ -111,11 +111,12 @@ def test_an_algorithm_that_decides_when_it_acts_is_asked(method):
     assert order(Plan.compile([Never(name="never"), note("a")]), Event.BATCH_START) == ["a"]
 
 
-def test_explain_prints_who_runs_when_on_what_and_why():
-    class Watch(Callback):
-        def batch_end(self, state, logger):
-            pass
+class Watch(Callback):
+    def batch_end(self, state, logger):
+        pass
 
+
+def test_explain_prints_who_runs_when_on_what_and_why():
     plan = Plan.compile([LabelSmoothing(0.1), MixUp()], [Watch()])
     text = plan.explain(observers=True, width=120)
     lines = [re.split(r"  +", line) for line in text.splitlines()]
@@ -133,10 +134,6 @@ def test_explain_prints_who_runs_when_on_what_and_why():
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_explain_lists_algorithms_within_the_width_and_names_the_callbacks(width):
-    class Watch(Callback):
-        def batch_end(self, state, logger):
-            pass
-
     algorithms = [LabelSmoothing(0.1), MixUp(), EMA("1ba"), GradientClipping("norm", 1.0)]
     explained = Plan.compile(algorithms, [Watch()]).explain(width=width)
 

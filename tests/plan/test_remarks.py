@@ -22,6 +22,10 @@ from tests.support.runs import make_trainer
 from tests.support.stand_ins import stand_in
 
 
+def train(**options):
+    make_trainer(mlp(), batches(24, 4), **options).fit()
+
+
 def deep():
     return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(4)), mlp())
 
@@ -101,9 +105,7 @@ def test_half_life_above_the_run_warns_once():
 
 def test_half_life_of_the_whole_run_is_no_warning():
     for count in range(1, 12):
-        make_trainer(
-            mlp(), batches(24, 4), algorithms=EMA(f"{count}ba"), max_duration=f"{count}ba"
-        ).fit()
+        train(algorithms=EMA(f"{count}ba"), max_duration=f"{count}ba")
 
 
 @pytest.mark.parametrize(
@@ -131,21 +133,15 @@ def in_parts(optimizer):
 )
 @pytest.mark.parametrize("ends", ["2ep", "12ba"])
 def test_scheduler_that_counts_the_batches_of_the_run_and_steps_each_epoch(scheduler, named, ends):
-    def run(**options):
-        make_trainer(
-            mlp(), batches(24, 4), schedulers=scheduler, max_duration=ends, **options
-        ).fit()
-
+    options = {"schedulers": scheduler, "max_duration": ends}
     with pytest.warns(UserWarning, match=f"{named}, the number of batches of the run, .*every_bat"):
-        run()
+        train(**options)
 
-    run(step_schedulers_every_batch=True)
+    train(**options, step_schedulers_every_batch=True)
 
 
 def test_scheduler_that_counts_epochs_is_quiet():
-    make_trainer(
-        mlp(), batches(24, 4), schedulers=partial(CosineAnnealingLR, T_max=2), max_duration="2ep"
-    ).fit()
+    train(schedulers=partial(CosineAnnealingLR, T_max=2), max_duration="2ep")
 
 
 # --- algorithms that can never act in a run ---

@@ -280,7 +280,7 @@ def test_resumes_from_checkpoint(before, after, tmp_path):
     torch.compiler.reset()
     compiled = {"compiled": {"compile": {"backend": counting_aot()}}, "eager": {}}
     options = {"algorithms": [EMA("1ba"), SAM()], "optimizers": partial(torch.optim.Adam, lr=0.1)}
-    run = partial(make_trainer, loader=RAGGED, max_duration="4ep", **options)
+    run = partial(make_trainer, loader=batches(12), max_duration="4ep", **options)
     whole = run(DROPOUT(), **compiled[before])
     whole.fit()
 

@@ -238,7 +238,6 @@ def test_loss_times_a_count_is_refused():
 
 
 def test_recognition_leaves_the_model_as_it_was():
-    modes = []
     model = HEADS["classes"].build()
     model.classifier.eval()
     trainer = fit("classes", model=model, grad_accum=2, max_duration="1ba")

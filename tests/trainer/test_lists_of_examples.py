@@ -117,13 +117,21 @@ def test_trains_and_evaluates_as_a_batch_of_tensors(layout, split, stacked):
     assert state.metrics["eval"] == pytest.approx(stacked.metrics["eval"], rel=1e-5)
 
 
+SELECT = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
+
+
 @layouts
-def test_microbatches_hold_whole_examples(layout):
-    sizes = Watch(Event.BEFORE_FORWARD, read=lambda state: state.batch_spec.count(state.batch))
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [({"microbatch_size": 3}, [3, 1, 3, 1, 2]), ({"algorithms": [SELECT]}, [2, 2, 1])],
+    ids=["microbatches", "selected"],
+)
+def test_forward_passes_take_whole_examples(layout, options, sizes):
+    seen = Watch(Event.BEFORE_FORWARD, read=lambda state: state.batch_spec.count(state.batch))
 
-    trained(layout, microbatch_size=3, callbacks=[sizes], max_duration="1ep", eval_interval=None)
+    trained(layout, callbacks=[seen], max_duration="1ep", eval_interval=None, **options)
 
-    assert sizes.values == [3, 1, 3, 1, 2]
+    assert seen.values == sizes
 
 
 @layouts
@@ -142,16 +150,6 @@ def test_losses_of_examples_average_to_the_loss(layout):
 
     assert losses.shape == (5,)
     torch.testing.assert_close(losses.mean(), state.loss_fn(outputs, batch))
-
-
-@layouts
-def test_selects_whole_examples(layout):
-    sizes = Watch(Event.BEFORE_FORWARD, read=lambda state: state.batch_spec.count(state.batch))
-    select = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
-
-    trained(layout, algorithms=[select], callbacks=[sizes], max_duration="1ep")
-
-    assert sizes.values == [2, 2, 1]
 
 
 @layouts

@@ -389,17 +389,6 @@ def test_check_effects_rejects_a_global_callback_that_writes(name):
         call(trainer, name)
 
 
-def test_check_effects_rejects_a_change_of_the_training_mode():
-    def peek(event, state, logger):
-        if event is Event.EPOCH_END:
-            state.model.eval()
-
-    with pytest.raises(
-        ObserverError, match=r"peek changed state.model.training from True to False"
-    ):
-        make_trainer(callbacks=[peek], check_effects=True).fit()
-
-
 # --- who is a global callback, where, and until when ---
 
 

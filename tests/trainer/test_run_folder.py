@@ -198,18 +198,6 @@ def test_deletes_only_checkpoints_of_the_same_run(kind, tmp_path):
     assert len(list(target.iterdir())) >= 2
 
 
-def test_overwriting_keeps_checkpoints_of_another_run(tmp_path):
-    a, b = tmp_path / "a", tmp_path / "b"
-    options = {"save_interval": "1ba", "max_duration": "1ep"}
-    make_trainer(save_folder=a, **options).fit()
-    make_trainer(save_folder=b, **options).fit()
-
-    again = {"load_path": a, "save_folder": b, "save_overwrite": True, "save_interval": "2ep"}
-    make_trainer(**again, save_num_checkpoints_to_keep=1).fit()
-
-    assert names(b) == ["ep0-ba1", "ep0-ba2", "ep0-ba3", "ep1-ba3", "ep2-ba6"]
-
-
 def test_deletes_a_checkpoint_of_the_run(tmp_path):
     trainer = make_trainer(save_folder=tmp_path, max_duration="1ep")
     trainer.fit()

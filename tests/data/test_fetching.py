@@ -1,4 +1,7 @@
-"""Random numbers drawn while a batch is fetched depend only on its step."""
+"""Batches are fetched with random numbers of their step, and ahead of it.
+
+tests/gpu/test_prefetch.py has what is copied.
+"""
 
 import random
 
@@ -9,8 +12,10 @@ from torch.utils.data import DataLoader
 from composable import Key
 from composable.data import seeded_batches
 from composable.data.fetching import Epoch, fetch_in_process, with_seeded_fetch
+from composable.data.prefetch import Copies, Prefetcher, on_device
 from composable.utils.reproducibility import preserve_rng, seed_context, seed_fetch
 from tests.data.loaders import DRAWS, Noisy
+from tests.support.runs import make_trainer
 
 SEED = 17
 
@@ -60,3 +65,44 @@ def test_a_list_of_batches_seeds_the_generators_for_the_epoch():
 
     with preserve_rng():
         assert drawn(1) == drawn(2)
+
+
+# --- ahead of the steps ---
+
+
+def test_an_error_is_raised_where_its_batch_would_be():
+    def failing():
+        yield 1
+        raise LookupError("example 7 is missing")
+
+    fetched = Prefetcher(failing(), Copies())
+    assert next(fetched) == 1
+    fetched.fetch()
+    with pytest.raises(LookupError, match="example 7"):
+        next(fetched)
+    assert list(fetched) == []
+
+
+def test_an_interrupt_is_raised_at_once():
+    def interrupted():
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        Prefetcher(interrupted(), Copies()).fetch()
+
+
+def test_other_devices_get_each_batch_when_it_is_due():
+    batch = {"x": torch.ones(2), "name": "a"}
+
+    (moved,) = on_device(iter([batch]), torch.device("meta"))
+    assert (moved["x"].device.type, moved["name"]) == ("meta", "a")
+    (same,) = on_device(iter([batch]), torch.device("cpu"))
+    assert same is batch
+
+
+def test_nothing_is_read_ahead_on_the_cpu():
+    data = make_trainer()._run.data
+
+    assert data.copies is None
+    assert not isinstance(data.batches(make_trainer().state), Prefetcher)
