@@ -438,21 +438,6 @@ def test_checks_of_a_loss_leave_its_buffers(algorithms):
     assert loss.calls == (4 if "of losses" in algorithms else 2)  # in two steps
 
 
-@pytest.mark.filterwarnings("ignore:the run resumed from")
-@pytest.mark.parametrize("algorithms", ALGORITHMS)
-def test_a_loss_with_buffers_resumes_exactly(algorithms, tmp_path):
-    def run(**options):
-        loss = RunningMean()
-        options |= {"check_effects": False}
-        trainer = trainer_of(loss, ALGORITHMS[algorithms], INDICES, INDICES, **options)
-        trainer.fit()
-        return [*trainer.state.model.state_dict().values(), *loss.state_dict().values()]
-
-    run(max_duration="3ba", save_folder=tmp_path)  # within the second epoch
-    resumed = run(max_duration="5ba", load_path=tmp_path)
-    assert all(map(torch.equal, resumed, run(max_duration="5ba")))
-
-
 def test_numbers_on_another_device_are_read_for_64_batches_at_once():
     once, state = OncePerLoss(), SimpleNamespace(loss_fn=Unhashable())
 

@@ -19,7 +19,6 @@ from tests.support.data import batches
 from tests.support.hub_models import HEADS
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Watch
-from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer, sgd
 
 ALPHA, T = 0.4, 1.5
@@ -112,16 +111,6 @@ def test_frozen_parameters_are_not_copied_before_they_are_unfrozen(tmp_path):
     assert_close(whole, by_hand(mlp(), batches(12), frozen=6))
     for place, duration in [("ep2-ba6", "3ba"), ("ep2-ba7", "2ba")]:
         assert same(unfrozen(build(load_path=tmp_path / place), duration), whole)
-
-
-@pytest.mark.parametrize("batch", [4, 6, 7])
-@pytest.mark.parametrize("algorithm", [taught(), SnapshotDistillation("1ep", first_cycle=2)])
-def test_a_run_resumes_exactly_in_the_middle_of_a_cycle(tmp_path, batch, algorithm):
-    def train(**options):
-        loader, algorithms = batches(12, images=True), [algorithm, LabelSmoothing(0.1)]
-        return run(conv_net(), algorithms, loader, **options).state
-
-    resumes_exactly(train, tmp_path, batch)
 
 
 WEIGHT = torch.tensor([1.0, 10.0, 0.1], dtype=torch.float64)

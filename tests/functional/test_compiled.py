@@ -16,7 +16,7 @@ from composable.functional import _compiled
 from composable.functional._operations import OPERATIONS, apply_operations
 from composable.functional.images import _kernels
 from tests.support.campaign import FULL
-from tests.support.commands import run_python
+from tests.support.commands import run_script
 from tests.support.tensors import noise, seeded
 
 seeds = st.integers(0, 2**32 - 1)
@@ -321,17 +321,19 @@ def test_warns_if_compiled_code_cannot_be_cached(monkeypatch):
 
 
 AUGMENT = """
-import json, sys
-import torch, composable.functional as F
+import json, sys, warnings
+warnings.simplefilter("error")
+import torch
+from composable.functional import randaugment  # not the package alone, whose names are lazy
 imported = "numba" in sys.modules
 x = torch.randint(256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-y = F.randaugment(x, generator=torch.Generator().manual_seed(1))
+y = randaugment(x, generator=torch.Generator().manual_seed(1))
 print(json.dumps([imported, "numba" in sys.modules, y.tolist()]))
 """
 
 
 def test_numba_is_imported_on_first_use():
-    output, _ = run_python("-W", "error", "-c", AUGMENT)
+    output, _ = run_script(AUGMENT)
 
     imported_before, imported_after, result = json.loads(output)
 

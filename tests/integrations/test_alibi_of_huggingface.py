@@ -105,17 +105,6 @@ def test_biases_are_rounded_once_in_low_precision():
     assert torch.equal(masks[0][0].tril(), exact)
 
 
-@DECODERS
-@IMPLEMENTATIONS
-def test_logits_of_a_decoder_do_not_depend_on_later_tokens(family, implementation):
-    model, ids = converted(family, implementation), tokens(5 * TABLE)
-
-    whole = model(ids).logits
-
-    for length in (1, 3, TABLE, TABLE + 1, 2 * TABLE + 1, 4 * TABLE):
-        assert_close(model(ids[:, :length]).logits, whole[:, :length], **NEAR)
-
-
 @ALL
 def test_position_embeddings_are_not_added(family):
     model, ids = converted(family), tokens(6)
@@ -127,29 +116,6 @@ def test_position_embeddings_are_not_added(family):
     moved = model(ids, position_ids=torch.tensor([[0, 1, 2, 4, 5, 7]])).logits
     real = slice(3) if family in CAUSAL else slice(None)  # a gap can be a new text
     assert_close(moved[:, real], model(ids).logits[:, real])
-
-
-@IMPLEMENTATIONS
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize(("padding", "beams"), [("left", 1), (None, 1), ("left", 2)])
-def test_generation_matches_that_without_a_cache(implementation, cache, padding, beams):
-    model, ids = converted("gpt2", implementation), tokens(6)
-    mask = torch.ones_like(ids) if padding is None else mask_of(padding, 6)
-    options = {
-        "attention_mask": mask,
-        "min_new_tokens": LONG,
-        "max_new_tokens": LONG,
-        "do_sample": False,
-        "pad_token_id": 0,
-        "num_beams": beams,
-    }
-
-    expected = model.generate(ids, use_cache=False, **options)
-
-    cached = {"cache_implementation": "static", "disable_compile": True}
-    options |= cached if cache == "static" else {}
-    assert torch.equal(model.generate(ids, **options), expected)
-    assert expected.shape == (2, 6 + LONG)
 
 
 @FAMILIES

@@ -128,15 +128,15 @@ def test_training_reaches_every_parameter_and_recomputation_changes_no_gradient(
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("change", "family", "implementation", "backend"),
+    ("change", "family", "implementation"),
     [
-        *(("alibi", "gpt2", how, "eager") for how in IMPLEMENTATIONS),
-        *(("attention", one, "sdpa", "aot_eager") for one in drawn(["gpt2", "llama"], 1)),
+        *(("alibi", "gpt2", how) for how in IMPLEMENTATIONS),
+        *(("attention", one, "sdpa") for one in drawn(["gpt2", "llama"], 1)),
     ],
 )
-def test_a_changed_model_compiles_into_one_graph(change, family, implementation, backend):
+def test_a_changed_model_compiles_into_one_graph(change, family, implementation):
     model, ids = changed_by(change, family, implementation), tokens(6)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
 
     assert_close(compiled(ids, use_cache=False).logits, model(ids).logits)
 

@@ -1,4 +1,4 @@
-"""Rotary positions in models of Hugging Face: the formula, and what a conversion shares."""
+"""Rotary positions in models of Hugging Face: the formula, and the cache."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from tests.support.hugging_face import TABLE, WIDTH, attend, build, record_calls
 
 pytest.importorskip("transformers")
 ENCODERS = ("bert", "roberta", "bert as a decoder", "distilbert")
-RELATIVES = pytest.mark.parametrize("family", ENCODERS)
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -48,24 +47,3 @@ def test_attention_without_positions_counts_its_cache():
         first, last = (attention(part, cache, position_ids=None)[0] for part in parts)
 
     assert_close(torch.cat([first, last], 1), whole, **NEAR)
-
-
-# --- BERT and its relatives ---
-
-
-@RELATIVES
-def test_conversion_of_bert_shares_weights_and_leaves_the_model_alone(family):
-    model, ids = build(family), tokens(6)
-    with torch.no_grad():
-        before = model(ids).logits
-        new = F.rotary(model)
-        changed = new(ids).logits
-        after = model(ids).logits
-
-    assert torch.equal(before, after)
-    assert not torch.allclose(before, changed)
-    assert F.rotary(new, base=10000.0) is new
-    shared = {id(p) for p in model.parameters()}
-    assert all(id(p) in shared for p in new.parameters())
-    with pytest.raises(ValueError, match="converted"):
-        F.alibi(new, max_sequence_length=9)

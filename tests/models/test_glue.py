@@ -19,8 +19,6 @@ from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 from torchmetrics.wrappers import LambdaInputTransformer
 
 from composable.metrics import OfLoss, accuracy, perplexity, token_accuracy
-from tests.support.data import batches
-from tests.support.models import linear
 from tests.support.runs import make_trainer
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -100,21 +98,6 @@ def collection():
 )
 def test_collections_and_single_metrics_are_named(metrics, name):
     assert evaluate(metrics, LOGITS, LABELS) == {name: pytest.approx(EXPECTED["accuracy"])}
-
-
-def test_metric_of_torchmetrics_is_independent_of_an_interruption(tmp_path):
-    loader = batches(12)
-    options = {
-        "metrics": MulticlassAccuracy(3, average="micro"),
-        "eval_dataloader": loader,
-        "eval_interval": "1ba",
-    }
-    whole = make_trainer(linear(), loader, **options, save_folder=tmp_path, save_interval="1ba")
-    whole.fit()
-
-    resumed = make_trainer(linear(), loader, **options, load_path=tmp_path / "ep0-ba2")
-
-    assert resumed.fit().metrics == whole.state.metrics
 
 
 # --- perplexity and token accuracy ---

@@ -23,7 +23,7 @@ from tests.support.adapters import adapters, base, text, with_lora
 from tests.support.hub_models import HEADS, NOT_MEANS
 from tests.support.hugging_face import llama
 from tests.support.models import same, weights
-from tests.support.runs import make_trainer, training_weights
+from tests.support.runs import make_trainer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*was set in the config:UserWarning"),
@@ -112,34 +112,6 @@ def test_only_what_is_trained_is_averaged(average):
     frozen, buffers = base(trainer.state.model), dict(trainer.state.model.named_buffers())
     assert found.keys() == adapters(trainer.state.model).keys() | buffers.keys()
     assert not found.keys() & frozen.keys()
-
-
-def test_a_parameter_that_is_trained_later_joins_the_average():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    model[0].requires_grad_(False)
-    trainer = make_trainer(
-        model,
-        [(torch.ones(2, 2), torch.zeros(2, 1))] * 3,
-        loss_fn=nn.functional.mse_loss,
-        algorithms=[EMA("1ba")],
-        optimizers=partial(torch.optim.SGD, lr=0.1),
-        max_duration="1ba",
-    )
-    names = trainer.fit().averages["EMA"].keys()
-    assert names == {"1.weight", "1.bias"}
-
-    model[0].requires_grad_(True)
-    first, second = (training_weights_after(trainer) for _ in range(2))
-
-    average = trainer.state.averages["EMA"]
-    assert average.keys() == {*names, "0.weight", "0.bias"}
-    torch.testing.assert_close(average["0.weight"], (first + second) / 2)
-
-
-def training_weights_after(trainer):
-    """Train on one more batch, and return the weights of the first layer that are trained."""
-    trainer.fit(duration="1ba")
-    return training_weights(trainer)["0.weight"].detach().clone()
 
 
 # --- checkpoints ---
