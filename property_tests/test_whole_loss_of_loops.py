@@ -47,6 +47,7 @@ def check(name, found, expected):
 )
 @example(sizes=[5, 2, 4, 3, 5], count=2, seed=0)
 @example(sizes=[3, 4, 5, 2, 6, 1, 4], count=3, seed=1)
+@example(sizes=[2, 1], count=2, seed=0)  # the second has the ignored class alone
 def test_accumulated_step_is_that_of_the_trainer(name, sizes, count, seed):
     given = run_of(name, parts_of(sizes, seed=seed), accumulate_batches=count)
 

@@ -54,7 +54,9 @@ class DeepSpeed(Strategy):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if not isinstance(self.config, Mapping):
-            raise TypeError(f"deepspeed_config={self.config!r} must be a mapping; {{}} is valid.")
+            raise TypeError(
+                f"deepspeed_config or config={self.config!r} must be a mapping; {{}} is valid."
+            )
         if not isinstance(self.config.get("zero_optimization", {}), Mapping):
             raise TypeError(
                 f"deepspeed_config['zero_optimization']={self.config['zero_optimization']!r} must "

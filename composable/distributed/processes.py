@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from composable._support.checks import check_count
+
 
 class ProcessError(RuntimeError):
     """The processes of a run disagree, or one of them failed."""
@@ -40,6 +42,11 @@ class Processes:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        check_count("size", self.size, 1)
+        for name in ("rank", "local_rank"):
+            check_count(name, getattr(self, name))
 
     @classmethod
     def current(cls) -> "Processes":

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from composable._support.checks import check_count
 from composable.distributed.processes import Processes
 
 T = TypeVar("T")
@@ -40,6 +41,9 @@ class Shards:
 
     @own.default
     def _own_of_rank(self) -> range:
+        check_count("count", self.count, 1)
+        if not isinstance(self.processes, Processes):
+            raise TypeError(f"processes={self.processes!r} must be a Processes.")
         rank, size = self.processes.rank, self.processes.size
         return range(self.count * rank // size, self.count * (rank + 1) // size)
 

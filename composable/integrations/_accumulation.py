@@ -80,7 +80,11 @@ class Accumulation:
             state, _, loss, share = self._shares.compute(
                 compute_loss, state, whole.batch, empty=False
             )
-            weighted = without_nothing(times(loss, share), share)
+            weighted = times(loss, share)
+            if isinstance(share, Tensor):
+                weighted = without_nothing(weighted, share)
+            elif not share:
+                weighted = weighted.nan_to_num(0.0)  # not a constant: the loop calls `backward`
         self.losses.append(weighted.detach())
         return state, weighted
 

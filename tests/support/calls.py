@@ -31,10 +31,11 @@ from tests.support.runs import make_trainer, sgd
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.batches.batch"),
-    *("composable.losses.mean", "composable.core.time", "composable.data", "composable.functional"),
+    *("composable.losses.mean", "composable.core.time", "composable.data"),
+    *("composable.distributed", "composable.functional"),
     *("composable.algorithms", "composable.integrations", "composable.loggers"),
     *("composable.metrics", "composable.models", "composable.optim", "composable.plan"),
-    *("composable.recipes", "composable.report", "composable.runs"),
+    *("composable.recipes", "composable.report", "composable.runs", "composable.storage"),
     *("composable.testing", "composable.utils.reproducibility"),
 )
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -501,6 +502,8 @@ OTHERS: list[Any] = [
         given(before=CLOCK, after=CLOCK, interval=composable.Time("1ep")),
     ),
     (time.elapsed, given(clock=CLOCK)),
+    (composable.distributed.Shards, given(count=4, processes=composable.distributed.Processes())),
+    (composable.storage.RemoteFolder, given(url="memory://runs/a", local_folder=FOLDER), OSError),
     (F.GyroDropoutLayer, given(p=0.5, sigma=4, tau=2, stay=2)),
     (F.SqueezeExcitation, given(channels=4)),
     (F.ResidualBlock, given(kind=nn.Linear)),

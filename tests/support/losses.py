@@ -346,6 +346,7 @@ RECOGNIZED: dict[str, Any] = {
     "two tasks, weights": of_dtype(lambda w: partial(binary_and_squares, weight=w[:2])),
     "mean and sum": mean_and_sum,
     "selected": selected,
+    "rare class": of_dtype(lambda w: nn.CrossEntropyLoss(rare(w))),
     "rare class, smoothed": of_dtype(lambda w: nn.CrossEntropyLoss(rare(w), label_smoothing=0.2)),
     "by a rare count": by_rare,
     "by rare counts": by_rare_ones,

@@ -75,6 +75,10 @@ OF_TRAINER: Mapping[str, Sequence[Any]] = {
 }
 
 ROWS: Sequence[Row] = [
+    # distributed
+    ("Shards", "count", [0, -1, 2.0], ""),
+    ("Processes", "size", [0], ""),
+    ("DeepSpeed", "config", [0], " config=0 "),
     # callbacks
     ("EarlyStopper", "mode", ["less", "low"], MODE),
     ("EarlyStopper", "min_delta", [-1.0, nan], AT_LEAST_0),
