@@ -20,7 +20,7 @@ from tests.support.loop_losses import (
 )
 from tests.support.losses import REFUSED
 from tests.support.processes import attempt, run
-from tests.support.split_losses import ALGORITHMS, parts_of
+from tests.support.split_losses import ALGORITHMS, model, parts_of
 from tests.support.strategies import explicit
 
 SPLIT = [name for name in LOSSES if name not in REFUSED]
@@ -38,6 +38,14 @@ def check(name, found, expected):
             assert_close(one, other, msg=lambda text: f"{name}: {text}")
 
 
+def has_loss(name, inputs, targets):
+    """Check that a count by which a loss of a whole step is divided is not 0."""
+    try:
+        return bool(LOSSES[name](model()(inputs), targets).isfinite())
+    except ValueError:
+        return False
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @explicit
 @given(
@@ -49,13 +57,10 @@ def check(name, found, expected):
 @example(sizes=[3, 4, 5, 2, 6, 1, 4], count=3, seed=1)
 @example(sizes=[2, 1], count=2, seed=0)  # the second has the ignored class alone
 def test_accumulated_step_is_that_of_the_trainer(name, sizes, count, seed):
+    assume(all(has_loss(name, *step) for step in joined([sizes], count, seed)))
     given = run_of(name, parts_of(sizes, seed=seed), accumulate_batches=count)
 
-    try:
-        expected = by_trainer(given)
-    except (NonFiniteLossError, ValueError):  # a count may be 0 in a step
-        assume(False)
-    check(name, by_loop(given), expected)
+    check(name, by_loop(given), by_trainer(given))
 
 
 @pytest.mark.parametrize("algorithms", METHODS)
