@@ -268,10 +268,27 @@ def test_losses_are_logged_where_an_update_ran_and_only_there():
     assert "loss/train" not in found
 
 
-@pytest.mark.parametrize("split", [{"grad_accum": 2}, {"microbatch_size": 3}])
-@pytest.mark.parametrize("mean_over", ["examples", None])
-def test_terms_are_means_over_the_whole_batch(split, mean_over):
-    update = partial(upper, mean_over=mean_over, loss=of_outputs)
+def of_outputs(model, batch):
+    size, distance = model(batch[0]).square().mean(), model(batch[0]).abs().mean()
+    return {"loss": size + 0.1 * distance, "size": size}
+
+
+def of_labeled(model, batch):
+    size = model(batch[0])[batch[1] > 0].square().mean()
+    return {"loss": 2 * size, "size": size}
+
+
+@pytest.mark.parametrize("split", [{"grad_accum": 2}, {"microbatch_size": 1}])
+@pytest.mark.parametrize(
+    ("loss", "mean_over"),
+    [
+        (of_outputs, "examples"),
+        (of_outputs, None),
+        (of_labeled, lambda batch: (batch[1] > 0).sum()),  # of no example in some parts
+    ],
+)
+def test_terms_are_means_over_the_whole_batch(split, loss, mean_over):
+    update = partial(upper, mean_over=mean_over, loss=loss)
     model = partial(pair, dropout=0.0, norm=False)
     given = {"train_dataloader": in_double(), "max_duration": "1ba"}
     one = with_updates([update()], model().double(), **given)
@@ -280,11 +297,6 @@ def test_terms_are_means_over_the_whole_batch(split, mean_over):
     assert expected.keys() == found.keys() == {"upper", "upper/size"}
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value.double(), rtol=1e-12, atol=0)
-
-
-def of_outputs(model, batch):
-    size, distance = model(batch[0]).square().mean(), model(batch[0]).abs().mean()
-    return {"loss": size + 0.1 * distance, "size": size}
 
 
 def in_double():
