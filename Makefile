@@ -236,23 +236,23 @@ clean:
 INPUTS = $(VENV)/.made-with pyproject.toml constraints.txt composable/_version.py
 
 # pip installs PyTorch, since its settings may name a build, and uv the rest, in a quarter of pip's
-# time. Where uv can't, because the index is in pip's settings, pip does. Neither compiles: of many
-# modules a few are imported, and Python compiles these when they are.
+# time. Where uv can't, because the index is in pip's settings, pip does.
 UV = $(BIN)/uv
 define install
 	$(PIP) install --no-compile $(CONSTRAINTS) torch uv
-	$(UV) pip install $(if $(MAKE_TERMOUT),,--quiet) --python $(BIN)/python $(CONSTRAINTS) $(1) || \
+	$(UV) pip install $(if $(MAKE_TERMOUT),,--quiet) --python $(BIN)/python $(2) $(CONSTRAINTS) $(1) || \
 	    $(PIP) install --no-compile $(CONSTRAINTS) $(1)
 	@touch $@
 endef
 
-# Everything includes what the demo needs.
+# Everything includes what the demo needs. Of its many modules a few are imported, and Python
+# compiles these when they are, but the worker processes of the demo may not write what they compile.
 $(VENV)/.ready: $(INPUTS)
 	$(call install,-e '.[all]' --group dev)
 	@touch $(VENV)/.ready-demo
 
 $(VENV)/.ready-demo: $(INPUTS)
-	$(call install,-e '.[demo]')
+	$(call install,-e '.[demo]',--compile-bytecode)
 
 # In a new environment each worker of pytest would compile all that the tests import.
 $(VENV)/.compiled: $(VENV)/.ready
