@@ -71,8 +71,8 @@ $(ALL) fix: $(VENV)/.ready
 # One thread: the workers of pytest share the cores, and the last bits depend on the number.
 $(ALL) test-changed campaign test-simgpu deepspeed: export OMP_NUM_THREADS = 1
 $(ALL) test-changed campaign: export MPLBACKEND = Agg
-# Without bytecode every process that a test starts would compile the package again.
-$(ALL) campaign: export PYTHONDONTWRITEBYTECODE =
+# Without bytecode every process that a test or a demo starts would compile the package again.
+$(ALL) campaign demo demo-digits: export PYTHONDONTWRITEBYTECODE =
 
 format:
 	$(BIN)/ruff format --check .
