@@ -127,7 +127,7 @@ def test_rejects_operations_without_a_meaning(call, error, message):
 # --- timestamps and clocks ---
 
 
-def test_an_iteration_starts_its_own_count_anew():
+def test_an_iteration_counts_from_zero():
     now = Timestamp().next_batch(tokens=8, seconds=0.5).next_epoch()
     now = now.next_batch(tokens=2, seconds=0.25)
     assert (now.total_wct, now.epoch_wct, now.batch_wct) == (0.75, 0.25, 0.25)
