@@ -379,7 +379,11 @@ def import_of_an_extra():
 
 @pytest.mark.parametrize(
     ("package", "use"),
-    [("attrs", lambda: composable.Trainer(1, 2, 3)), ("transformers", import_of_an_extra)],
+    [
+        ("attrs", lambda: composable.Trainer(1, 2, 3)),
+        ("transformers", import_of_an_extra),
+        ("wandb", loggers.WandBLogger),
+    ],
 )
 def test_a_package_below_its_floor_is_named_with_one_cure(package, use, monkeypatch):
     version = extras.metadata.version
