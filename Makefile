@@ -246,7 +246,7 @@ define install
 endef
 
 # Everything includes what the demo needs. Of its many modules a few are imported, and Python
-# compiles these when they are, but the worker processes of the demo may not write what they compile.
+# compiles these when they are. The workers of the demo, which start together, each would.
 $(VENV)/.ready: $(INPUTS)
 	$(call install,-e '.[all]' --group dev)
 	@touch $(VENV)/.ready-demo
